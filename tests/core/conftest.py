@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import types
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -70,36 +69,22 @@ DISTRIBUTIONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def write_wheel(folder: Path, distribution: str, version: str, source: str) -> Path:
-    """Write the wheel of a distribution with one module that is also its plugin."""
-    module = distribution.replace("-", "_")
-    info = f"{module}-{version}.dist-info"
-    files = {
-        f"{module}.py": source,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-        f"Project-URL: Homepage, https://acme.example\n"
-        f"Project-URL: Documentation, https://acme.example/docs/{distribution}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[shardwright]\n{module} = {module}\n",
-    }
-    record = f"{info}/RECORD"
-    files[record] = "".join(f"{name},,\n" for name in [*files, record])
-    wheel = folder / f"{module}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return wheel
-
-
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed all of `DISTRIBUTIONS`."""
-    wheels = tmp_path_factory.mktemp("wheels")
-    target = tmp_path_factory.mktemp("site")
-    paths = [write_wheel(wheels, name, *rest) for name, rest in DISTRIBUTIONS.items()]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--target", str(target), *map(str, paths)], check=True)
-    return target
+    """A folder as if `DISTRIBUTIONS` were installed there, each with one module that is also its plugin."""
+    folder = tmp_path_factory.mktemp("site")
+    for distribution, (version, source) in DISTRIBUTIONS.items():
+        module = distribution.replace("-", "_")
+        (folder / f"{module}.py").write_text(source)
+        info = folder / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            "Project-URL: Homepage, https://acme.example\n"
+            f"Project-URL: Documentation, https://acme.example/docs/{distribution}\n"
+        )
+        (info / "entry_points.txt").write_text(f"[shardwright]\n{module} = {module}\n")
+    return folder
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from shardwright.arguments import (
     Within,
     brief,
     checked,
-    checked_only,
     problem,
     typed,
 )
@@ -101,42 +100,6 @@ def test_problem_names_the_place_and_the_value(value: Any, hint: Any, text: str)
     assert problem("sizes", value, hint).startswith(text)
 
 
-class Box:
-    @checked
-    def __init__(self, size: int, *, labels: Sequence[str] = (), other: Unimportable = None) -> None:  # noqa: F821
-        self.size, self.labels = size, labels
-
-    @staticmethod
-    @checked_only("count")
-    def filled(count: int, what: str) -> int:
-        return count
-
-
-class Crate(Box):
-    pass
-
-
-def test_constructor_checked_names_the_class_that_was_called() -> None:
-    with pytest.raises(InvalidInputError, match=r"^Crate: size must be an integer") as raised:
-        Crate("3")  # type: ignore[arg-type]
-    assert raised.value.subject == "size"
-    with pytest.raises(InvalidInputError, match=r"^EmbeddingShardingPlanner: topology must be"):
-        sw.EmbeddingShardingPlanner(3)  # type: ignore[arg-type]
-
-
-def test_checked_names_function_and_argument_and_leaves_the_rest_alone() -> None:
-    assert Box(3, labels=["a"], other=object()).size == 3
-    with pytest.raises(InvalidInputError, match=r"^Box: size must be an integer, got '3'$"):
-        Box("3")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match=r"^Box: labels\[1\] must be a text, got 2$"):
-        Box(3, labels=["a", 2])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="missing 1 required"):
-        Box()  # type: ignore[call-arg]
-    assert Box.filled(1, 2) == 1  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match=r"^Box\.filled: count must be"):
-        Box.filled(1.0, "a")  # type: ignore[arg-type]
-
-
 def _doubled(value: Any) -> Any:
     if value == "odd":
         raise UnknownNameError("3 is odd")
@@ -175,18 +138,6 @@ def test_typed_class_names_the_field_whatever_raised(
     assert Pair(2) == Pair(twice=2, name="x")
     with pytest.raises(error, match=text):
         Pair(*values)
-
-
-@attrs.frozen(field_transformer=typed)
-class NamedPair(Pair):
-    more: int = 0
-
-
-def test_derived_class_names_itself_in_errors_of_inherited_fields() -> None:
-    with pytest.raises(InvalidInputError, match=r"^NamedPair: twice cannot be None"):
-        NamedPair(None)
-    with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be None"):
-        Pair(None)
 
 
 class Base:

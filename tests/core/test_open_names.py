@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from shardwright.contracts import Proposer, ShardingType
+from shardwright.contracts import ShardingType
 from shardwright.host import PluginHost, use_host
 
 
@@ -27,10 +27,6 @@ def test_name_of_a_registered_plugin_is_there_with_a_value():
     assert type(name.value) is str
     assert {name: 1} == {"dealt_rows": 1}
     assert json.dumps([name]) == '["dealt_rows"]'
-
-
-def test_name_of_an_alias_is_the_name_it_stands_for():
-    assert ShardingType.DEALT == "dealt_rows"
 
 
 def test_name_is_one_object_as_a_member_of_an_enumeration():
@@ -60,25 +56,6 @@ def test_name_that_nobody_offers_raises_with_the_nearest():
         _ = ShardingType.DEALT_ROW
 
 
-@pytest.mark.parametrize("attribute", ["dealt_rows", "_WHOLE", "Whole", "__wrapped__"])
-def test_attribute_that_is_no_constant_asks_no_registry(attribute):
-    with pytest.raises(AttributeError, match=f"type object 'ShardingType' has no attribute '{attribute}'"):
-        getattr(ShardingType, attribute)
-    assert not hasattr(ShardingType, attribute)
-
-
-def test_name_of_a_plugin_class_is_its_contracts(sharding_type):
-    assert sharding_type("other").WHOLE == "whole"
-
-
-def test_names_of_this_host_only():
-    with (
-        use_host(PluginHost(entry_points=(), plugins={}, environment={})),
-        pytest.raises(AttributeError, match=r"no sharding type 'whole'\. Known: none\."),
-    ):
-        _ = ShardingType.WHOLE
-
-
 def test_contract_is_used_as_an_enumeration():
     assert list(ShardingType) == ["dealt_rows", "whole"]
     assert [member.name for member in ShardingType] == ["DEALT_ROWS", "WHOLE"]
@@ -88,16 +65,3 @@ def test_contract_is_used_as_an_enumeration():
     assert ShardingType("dealt") == ShardingType["DEALT_ROWS"] == ShardingType.DEALT_ROWS
     assert {ShardingType.WHOLE: 1}[ShardingType("whole")] == 1
     assert bool(ShardingType)
-
-
-def test_members_are_instances_of_their_contract_alone(sharding_type):
-    assert isinstance(ShardingType.WHOLE, ShardingType)
-    assert not isinstance(ShardingType.WHOLE, Proposer)
-    assert not isinstance("whole", ShardingType)
-    assert not isinstance(ShardingType.WHOLE, sharding_type("other"))
-    assert isinstance(sharding_type("other")(), ShardingType)
-
-
-def test_contract_without_arguments_stays_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        ShardingType()

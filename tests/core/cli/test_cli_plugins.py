@@ -36,26 +36,6 @@ def listed(shown):
     return run
 
 
-def test_plugins_json_lists_loaded_and_failed_with_provenance(listed, site):
-    rows, code = listed()
-    assert code == 0
-    assert rows["good"] == {
-        "plugin": "acme_good",
-        "kind": "sharding_types",
-        "name": "good",
-        "distribution": "acme-good",
-        "version": "1.2.0",
-        "file": str(site / "acme_good.py"),
-        "state": "loaded",
-        "reason": "",
-    }
-    failed = rows["acme_bad_import"]
-    assert failed["state"] == "failed"
-    assert failed["reason"] == "ModuleNotFoundError: No module named 'acme_needs_this'"
-    assert failed["file"] == str(site / "acme_bad_import.py")
-    assert failed["version"] == "0.3.1"
-
-
 def test_plugins_json_tells_conflicts_and_their_settlement(shown):
     def states(**environment):
         rows = json.loads(shown("--json", **environment).output)
@@ -75,18 +55,6 @@ def test_plugins_strict_still_lists_and_exits_with_one(listed):
     rows, code = listed(STRICT_PLUGINS="1")
     assert code == 1
     assert rows["acme_raises"]["state"] == "failed"
-
-
-def test_plugins_table_in_a_pipe_has_a_line_for_each_then_files_and_reasons(shown, site):
-    lines = shown(PLUGINS="acme_good,acme_bad_import").output.splitlines()
-    (good,) = [line for line in lines if " acme_good " in line]
-    assert good.split() == ["sharding_types", "good", "loaded", "acme_good", "acme-good", "1.2.0"]
-    (failed,) = [line for line in lines if " failed " in line]
-    assert failed.split() == ["failed", "acme_bad_import", "acme-bad-import", "0.3.1"]
-    files = lines[lines.index("files") + 1 : lines.index("why not")]
-    assert files[files.index("acme_good") + 1] == f"  {site / 'acme_good.py'}"
-    reasons = lines[lines.index("why not") + 1 :]
-    assert "acme_bad_import: ModuleNotFoundError: No module named 'acme_needs_this'" in reasons
 
 
 @pytest.mark.parametrize("columns", ["", "100", "80"])

@@ -53,35 +53,6 @@ def test_command_function_runs_with_its_options() -> None:
     assert "Say a text, so many times." in run("say", "--help", made=made).output
 
 
-def test_command_app_runs_with_its_commands() -> None:
-    group = typer.Typer()
-    group.command("softly")(say)
-    group.command("twice")(lambda text: say(text, 2))
-    made = offering(command("speak", lambda self: group))
-    done = run("speak", "twice", "ha", made=made)
-    assert done.output == "ha ha\n"
-    assert "--install-completion" not in run("speak", "--help", made=made).output
-
-
-def test_help_of_commands_fills_the_terminal_and_keeps_paragraphs() -> None:
-    def wait() -> None:
-        """Wait.
-
-        It waits until all of that is there which
-        is to come.
-
-        Then it ends.
-        """
-
-    group = typer.Typer()
-    group.command("softly")(wait)
-    group.command("long")(wait)
-    made = offering(command("wait", lambda self: wait), command("waits", lambda self: group))
-    for words in (("wait",), ("waits", "long")):
-        lines = [line.strip() for line in run(*words, "--help", made=made).output.splitlines()]
-        assert {"Wait.", "It waits until all of that is there which is to come.", "Then it ends."} <= {*lines}
-
-
 def test_command_of_core_has_the_name() -> None:
     shown = run("plugins", "--help", made=offering(command("plugins"))).output
     assert "List the installed plugins" in shown
@@ -102,18 +73,6 @@ def test_command_unknown_tells_the_nearest_and_what_is_not_loaded() -> None:
 def test_command_of_two_plugins_is_a_conflict_when_asked_for() -> None:
     done = run("weigh", one=offering(command("weigh")), two=offering(command("weigh")))
     assert isinstance(done.exception, DuplicateNameError)
-
-
-def test_command_that_cannot_be_imported_names_its_plugin() -> None:
-    def load(self: sw.Extension) -> Any:
-        import acme_not_installed  # type: ignore[import-not-found]
-
-        return acme_not_installed.weigh
-
-    error = run("weigh", made=offering(command("weigh", load))).exception
-    assert isinstance(error, PluginLoadError)
-    assert "'command:weigh' of plugin 'made' from this process cannot be imported" in str(error)
-    assert "No module named 'acme_not_installed'" in str(error)
 
 
 def test_command_that_is_no_function_is_refused() -> None:

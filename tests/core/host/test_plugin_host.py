@@ -9,12 +9,10 @@ from shardwright import (
     DuplicateNameError,
     InvalidInputError,
     PluginLoadError,
-    ShardingType,
     UnknownPluginError,
     hookimpl,
 )
-from shardwright.host import PluginHost, host, use_host
-from shardwright.host import plugin_host as plugins_module
+from shardwright.host import PluginHost
 
 ALL = (
     "acme-bad-import",
@@ -115,33 +113,6 @@ def test_host_name_of_half_loaded_plugin_raises_and_registers_nothing(installed)
     assert "ValueError: no such device" in text
     assert "SHARDWRIGHT_PLUGINS=-acme_raises" in text
     assert caught.value.__cause__ is host.plugins[0].error
-
-
-def test_host_duplicate_name_raises_in_any_order_and_can_be_settled(installed):
-    points = installed("acme-duplicate-one", "acme-duplicate-two", "acme-good")
-    for order in (points, points[::-1]):
-        both = (
-            r"acme-duplicate-one 1\.0 and by .*acme-duplicate-two 2\.0.*PREFER=contested=acme-duplicate-one"
-        )
-        with pytest.raises(DuplicateNameError, match=both):
-            host_of(order).sharding_types["contested"]
-        settled = host_of(order, PREFER="contested=acme-duplicate-two")
-        assert settled.sharding_types.entry("contested").provenance.distribution == "acme-duplicate-two"
-        assert list(settled.sharding_types) == ["contested", "good", "only_one", "only_two"]
-
-
-def test_host_selection_loads_only_those(installed):
-    host = host_of(installed("acme-good", "acme-slow", "acme-bad-import"), PLUGINS="acme_good")
-    assert list(host.sharding_types) == ["good"]
-    assert {record.provenance.plugin: record.state for record in host.plugins} == {
-        "acme_bad_import": "off",
-        "acme_good": "loaded",
-        "acme_slow": "off",
-    }
-    with pytest.raises(
-        UnknownPluginError, match=r"'acme_slow' from acme-slow 0\.6 \(off by SHARDWRIGHT_PLUGINS="
-    ):
-        host.sharding_types["slow"]
 
 
 @pytest.mark.parametrize(
@@ -284,19 +255,3 @@ def test_host_hooks_are_called_once(plugin_of, sharding_type):
     for thread in threads:
         thread.join(timeout=30)
     assert len(calls) == 1
-
-
-def test_host_registry_of_contract_and_of_class_that_fulfils_it(plugin_of, sharding_type):
-    item = sharding_type("rows")
-    host = PluginHost(entry_points=[], plugins={"p": plugin_of(item)}, environment={})
-    assert host.registry_of(ShardingType) is host.sharding_types
-    assert host.registry_of(item) is host.sharding_types
-    with pytest.raises(InvalidInputError, match="ShardingType"):
-        host.registry_of(int)
-
-
-def test_use_host_replaces_process_host_inside_block():
-    mine, before = PluginHost(entry_points=[], environment={}), host()
-    with use_host(mine):
-        assert plugins_module.host() is mine
-    assert plugins_module.host() is before

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.errors import refused
 from torch import Tensor, nn
-from torch.nn import functional
 
 from shardwright import (
     DataType,
@@ -25,7 +23,6 @@ from shardwright import (
     UnknownNameError,
     apply_optimizer_in_backward,
 )
-from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.optimizers import in_backward_optimizers
 
 
@@ -105,52 +102,10 @@ def test_any_tables_and_batch_equal_loops_forward_and_backward(
         torch.testing.assert_close(parameter.grad, other.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
-@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_forward_data_types_give_float32_equal_to_loops(
-    data_type: DataType, pooling: PoolingType, is_weighted: bool
-) -> None:
-    collection = EmbeddingBagCollection(
-        [config("t", "f", data_type=data_type, pooling=pooling)], is_weighted=is_weighted
-    )
-    features = bags({"f": [[1, 2, 2], [], [9]]}, is_weighted)
-    output = collection(features).values()
-    assert collection.embedding_bags["t"].weight.dtype is dtype_of(data_type)
-    assert output.dtype is torch.float32
-    torch.testing.assert_close(output, by_loops(collection, features)["f@t"].float())
-    output.sum().backward()
-    assert collection.embedding_bags["t"].weight.grad.dtype is dtype_of(data_type)
-
-
 def test_forward_half_precision_table_is_summed_in_float32() -> None:
     table = config("t", "f", dim=1, data_type="fp16", init_fn=nn.init.ones_)
     output = EmbeddingBagCollection([table])(bags({"f": [[0] * 2049]}))
     assert output.values().item() == 2049  # float16 has no 2049
-
-
-@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("lengths_dtype", [torch.int32, torch.int64])
-def test_forward_index_dtypes_equal_functional(ids_dtype: torch.dtype, lengths_dtype: torch.dtype) -> None:
-    collection = EmbeddingBagCollection([config("t", "f", pooling=PoolingType.MEAN)])
-    features = KeyedJaggedTensor(
-        ["f"], torch.tensor([3, 3, 9], dtype=ids_dtype), lengths=torch.tensor([1, 2], dtype=lengths_dtype)
-    )
-    expected = functional.embedding_bag(
-        torch.tensor([3, 3, 9]), collection.embedding_bags["t"].weight, torch.tensor([0, 1]), mode="mean"
-    )
-    torch.testing.assert_close(collection(features).values(), expected)
-
-
-def test_backward_reaches_the_ids_weights() -> None:
-    collection = EmbeddingBagCollection([config("t", "f", pooling=PoolingType.MEAN)], is_weighted=True)
-    weights = torch.tensor([0.5, 2.0, 1.0], requires_grad=True)
-    features = KeyedJaggedTensor(
-        ["f"], torch.tensor([1, 4, 4]), weights=weights, lengths=torch.tensor([2, 1])
-    )
-    collection(features).values().sum().backward()
-    row_sums = collection.embedding_bags["t"].weight.detach().sum(dim=1)[[1, 4, 4]]
-    torch.testing.assert_close(weights.grad, row_sums / torch.tensor([2.0, 2.0, 1.0]))
 
 
 def test_forward_superfluous_weights_are_ignored() -> None:
@@ -169,82 +124,10 @@ def test_forward_id_out_of_range_names_feature_table_value_and_position(wrong: i
         collection(bags({"g": [[], [], []], "f": [[0, 9], [], [wrong, 1]]}))
 
 
-def test_outputs_are_in_table_then_feature_order_and_shared_features_name_their_table() -> None:
-    tables = [config("b", "y", "x", dim=2), config("a", "z", "x", dim=3)]
-    collection = EmbeddingBagCollection(tables)
-    output = collection(bags({"x": [[1]], "y": [[2]], "z": [[3]]}))
-    assert output.keys() == ["y", "x@b", "z", "x@a"] == collection.embedding_names()
-    assert output.length_per_key() == [2, 2, 3, 3]
-    assert collection.embedding_names_by_table() == [["y", "x@b"], ["z", "x@a"]]
-    torch.testing.assert_close(output["x@a"][0], collection.embedding_bags["a"].weight[1])
-
-
-def test_state_dict_keys_shapes_and_loading() -> None:
-    tables = [config("a", "x", rows=3), config("b", "y", rows=5)]
-    collection, other = EmbeddingBagCollection(tables), EmbeddingBagCollection(tables)
-    state = collection.state_dict()
-    assert {key: tuple(value.shape) for key, value in state.items()} == {
-        "embedding_bags.a.weight": (3, 4),
-        "embedding_bags.b.weight": (5, 4),
-    }
-    other.load_state_dict(state)
-    torch.testing.assert_close(other.state_dict(), state, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
-def test_meta_device_takes_no_init_and_can_be_materialised(device: Any) -> None:
-    def init(weight: Tensor) -> None:
-        assert not weight.is_meta
-        weight.fill_(2.0)
-
-    collection = EmbeddingBagCollection([config("t", "f", init_fn=init)], device=device)
-    assert collection.device == torch.device("meta")
-    assert collection.embedding_bags["t"].weight.is_meta
-    collection.to_empty(device="cpu")
-    collection.reset_parameters()
-    assert collection.device == torch.device("cpu")
-    assert collection.embedding_bags["t"].weight.eq(2.0).all()
-
-
-def test_device_by_default_is_torchs() -> None:
-    with torch.device("meta"):
-        assert EmbeddingBagCollection([config("t", "f")]).device == torch.device("meta")
-    assert EmbeddingBagCollection([config("t", "f")]).device == torch.device("cpu")
-
-
-def test_initial_weights_are_uniform_between_the_configured_ends() -> None:
-    tables = [
-        config("default", "x", rows=400, dim=50),
-        config("given", "y", rows=400, dim=50, weight_init_min=3.0, weight_init_max=5.0),
-    ]
-    collection = EmbeddingBagCollection(tables)
-    for name, low, high in (("default", -0.05, 0.05), ("given", 3.0, 5.0)):
-        weight = collection.embedding_bags[name].weight.detach()
-        assert low <= weight.min() < low + 0.01 * (high - low)
-        assert high - 0.01 * (high - low) < weight.max() <= high
-        assert abs(float(weight.mean()) - (low + high) / 2) < 0.02 * (high - low)
-    before = collection.embedding_bags["given"].weight.detach().clone()
-    collection.reset_parameters()
-    assert not torch.equal(before, collection.embedding_bags["given"].weight)
-
-
 @pytest.mark.parametrize("name", ["a.b", "type", "keys"])
 def test_table_name_that_torch_refuses_is_named(name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"table '{name}' cannot be part of"):
         EmbeddingBagCollection([config(name, "f")])
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_are_equal_and_independent(duplicate: Any) -> None:
-    collection = EmbeddingBagCollection([config("t", "f"), config("u", "f")], is_weighted=True)
-    twin = duplicate(collection)
-    features = bags({"f": [[1, 2], []]}, weighted=True)
-    torch.testing.assert_close(twin(features).values(), collection(features).values())
-    assert twin.is_weighted()
-    assert twin.embedding_bag_configs() == collection.embedding_bag_configs()
-    with torch.no_grad():
-        twin.embedding_bags["t"].weight.zero_()
-    assert collection.embedding_bags["t"].weight.abs().sum() > 0
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from tests.errors import refused
 
 from shardwright import (
-    DataType,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
@@ -20,7 +17,6 @@ from shardwright import (
     KeyedJaggedTensor,
     UnknownNameError,
 )
-from shardwright.modules.embedding_configs import dtype_of
 
 
 def config(name: str, *features: str, rows: int = 10, dim: int = 3, **more: Any) -> EmbeddingConfig:
@@ -45,25 +41,6 @@ def test_forward_any_batch_gives_each_ids_row_and_the_lengths(bags: list[list[in
     for got, expected in zip(output.values(), rows, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert output.lengths().tolist() == lengths.tolist()
-
-
-def test_backward_counts_each_use_of_a_row() -> None:
-    collection = EmbeddingCollection([config("t", "f", "g")])
-    output = collection(INPUT)
-    (output["f"].values().sum() + 2 * output["g"].values().sum()).backward()
-    expected = torch.zeros(10, 3)
-    expected[1], expected[9], expected[4] = 2, 2, 2
-    torch.testing.assert_close(collection.embeddings["t"].weight.grad, expected)
-
-
-@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
-def test_forward_data_types_give_float32(data_type: DataType) -> None:
-    collection = EmbeddingCollection([config("t", "f", data_type=data_type)])
-    output = collection(INPUT)["f"].values()
-    weight = collection.embeddings["t"].weight
-    assert weight.dtype is dtype_of(data_type)
-    assert output.dtype is torch.float32
-    torch.testing.assert_close(output, weight[[1, 1]].float(), rtol=0, atol=0)
 
 
 def test_outputs_of_a_feature_in_several_tables_name_their_table() -> None:
@@ -105,14 +82,6 @@ def test_public_surface_answers_with_the_configuration() -> None:
     }
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_are_equal(duplicate: Any) -> None:
-    collection = EmbeddingCollection([config("t", "f")], need_indices=True)
-    twin = duplicate(collection)
-    torch.testing.assert_close(twin(INPUT)["f"].values(), collection(INPUT)["f"].values())
-    assert twin.need_indices()
-
-
 REFUSED = [
     pytest.param(
         lambda: EmbeddingCollection([config("t", "h")])(INPUT),
@@ -147,22 +116,3 @@ REFUSED = [
 
 
 test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)
-
-
-TRAINABLE = {
-    DataType.FP32: torch.float32,
-    DataType.FP16: torch.float16,
-    DataType.BF16: torch.bfloat16,
-}
-
-
-@pytest.mark.parametrize("data_type", TRAINABLE)
-def test_dtype_of_trainable_type_is_torchs(data_type: DataType) -> None:
-    assert dtype_of(data_type) is TRAINABLE[data_type]
-
-
-def test_dtype_of_another_type_names_those_that_train_and_the_nearest() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"FP61 is no type that torch trains: FP32, FP16, BF16\. Did you mean 'FP16'"
-    ):
-        dtype_of(DataType("FP61"))

@@ -51,28 +51,6 @@ def test_exported_model_gives_for_other_batches_what_the_module_gives(is_weighte
         torch.testing.assert_close(program(features), model(features))
 
 
-class OfTensors(nn.Module):
-    """A model that makes its batch itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Model(is_weighted=False)
-
-    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
-        return self.inner(sw.KeyedJaggedTensor(["user", "seen"], values, lengths=lengths))[0]
-
-
-def test_exported_model_of_tensors_takes_any_batch_size() -> None:
-    model = OfTensors()
-    lengths = torch.tensor([2, 0, 1, 1])
-    sizes = ({0: Dim.DYNAMIC}, {0: 2 * Dim("half", min=1, max=1000)})
-    program = torch.export.export(model, (torch.tensor([3, 4, 5, 6]), lengths), dynamic_shapes=sizes).module()
-    other = torch.tensor([7, 8, 9]), torch.tensor([1, 0, 0, 2, 0, 0])
-    torch.testing.assert_close(program(*other), model(*other))
-    with pytest.raises(RuntimeError, match="Runtime assertion failed"):  # the lengths do not add up
-        program(torch.tensor([7, 8, 9, 9]), other[1])
-
-
 class OfLists(nn.Module):
     """A model that reads the features itself, and looks nothing up."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.optim.lr_scheduler import StepLR
 
 from shardwright import (
     CombinedOptimizer,
@@ -59,37 +59,6 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def test_combined_trains_as_its_parts() -> None:
-    model = two_layers()
-    twin = copy.deepcopy(model)
-    train(model, combined(model))
-    parts = [
-        torch.optim.Adam(twin[0].parameters(), lr=0.1),
-        torch.optim.SGD(twin[1].parameters(), lr=0.1, momentum=0.9),
-    ]
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(3):
-        for part in parts:
-            part.zero_grad()
-        twin(torch.randn(8, 3, generator=generator)).square().mean().backward()
-        for part in parts:
-            part.step()
-    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=0)
-
-
-def test_state_dict_goes_by_names_and_shares_tensors() -> None:
-    model = two_layers()
-    optimizer = keyed(model)
-    train(model, optimizer, steps=1)
-    state_dict = optimizer.state_dict()
-    assert list(state_dict) == ["state", "param_groups"]
-    assert set(state_dict["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert state_dict["state"]["0.bias"]["exp_avg"] is optimizer.state[model[0].bias]["exp_avg"]
-    (group,) = state_dict["param_groups"]
-    assert group["params"] == ["0.bias", "0.weight", "1.bias", "1.weight"]
-    assert group["lr"] == 0.1
-
-
 def test_combined_state_dict_puts_keys_before_names() -> None:
     model = two_layers()
     optimizer = combined(model)
@@ -123,18 +92,6 @@ def test_load_state_dict_goes_on_where_it_was_saved(make: Any, warm: bool) -> No
     assert other.param_groups[0]["lr"] == 0.05
     train(twin, other, seed=6)
     torch.testing.assert_close(weights(twin), weights(model), rtol=0, atol=0)
-
-
-def test_load_state_dict_into_existing_state_keeps_its_tensors() -> None:
-    model = two_layers()
-    optimizer = keyed(model)
-    train(model, optimizer)
-    saved = copy.deepcopy(optimizer.state_dict())
-    train(model, optimizer)
-    before = optimizer.state[model[0].bias]["exp_avg"]
-    optimizer.load_state_dict(saved)
-    assert optimizer.state[model[0].bias]["exp_avg"] is before
-    torch.testing.assert_close(before, saved["state"]["0.bias"]["exp_avg"])
 
 
 def test_load_state_dict_of_fresh_optimizer_owns_its_tensors() -> None:
@@ -290,22 +247,6 @@ def test_combined_load_state_dict_unknown_name_is_given_with_its_key() -> None:
         optimizer.load_state_dict({"state": {"frist.bias": {}}})
 
 
-def test_combined_of_combined_nests_keys() -> None:
-    model = two_layers()
-    outer = CombinedOptimizer([("model", combined(model)), ("more", keyed(nn.Linear(1, 1)))])
-    assert list(outer.params)[:2] == ["model.first.weight", "model.first.bias"]
-    assert [key for key, _ in outer.optimizers] == ["model", "more"]
-    train(model, outer, steps=1)
-    state_dict = copy.deepcopy(outer.state_dict())
-    assert set(state_dict["state"]) == {
-        "model.first.weight",
-        "model.first.bias",
-        "model.second.weight",
-        "model.second.bias",
-    }
-    outer.load_state_dict(state_dict)
-
-
 def test_one_parameter_or_name_twice_is_refused() -> None:
     model = two_layers()
     with pytest.raises(DuplicateNameError, match="two of the 2 optimizers have a parameter 'weight'"):
@@ -341,30 +282,6 @@ def test_combined_step_calls_the_closure_once() -> None:
     assert all(not torch.equal(own, other) for own, other in zip(weights(model), before, strict=True))
 
 
-@pytest.mark.parametrize(
-    "make_scheduler",
-    [
-        lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5),
-        lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-        lambda optimizer: CosineAnnealingLR(optimizer, T_max=5),
-    ],
-)
-@pytest.mark.parametrize("make", [keyed, combined, lambda model: OptimizerWrapper(keyed(model))])
-def test_schedulers_reach_the_optimizers_within(make: Any, make_scheduler: Any) -> None:
-    model = two_layers()
-    optimizer, plain = make(model), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    schedulers = make_scheduler(optimizer), make_scheduler(plain)
-    within = [part for _, part in optimizer.optimizers] if make is combined else [optimizer]
-    for _ in range(4):
-        train(model, optimizer, steps=1)
-        plain.step()
-        for scheduler in schedulers:
-            scheduler.step()
-        expected = plain.param_groups[0]["lr"]
-        for part in within:
-            assert [group["lr"] for group in part._optimizer.param_groups] == [pytest.approx(expected)]
-
-
 def test_scheduled_optimizer_loads_a_state_dict_from_before_the_schedule() -> None:
     model = two_layers()
     saved = keyed(model).state_dict()
@@ -372,15 +289,6 @@ def test_scheduled_optimizer_loads_a_state_dict_from_before_the_schedule() -> No
     StepLR(optimizer, step_size=1)
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
-
-
-def test_step_hooks_run() -> None:
-    model, calls = two_layers(), []
-    optimizer = combined(model)
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    train(model, optimizer, steps=1)
-    assert calls == ["before", "after"]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
@@ -394,25 +302,6 @@ def test_copies_with_their_model_train_on(make: Any, duplicate: Any) -> None:
     train(twin, other, seed=8)
     torch.testing.assert_close(weights(twin), weights(model), rtol=0, atol=0)
     assert set(other.params) == set(optimizer.params)
-
-
-def test_keyed_without_parameters_is_allowed() -> None:
-    optimizer = KeyedOptimizer({}, {}, [])
-    assert optimizer.state_dict() == {"state": {}, "param_groups": []}
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert CombinedOptimizer([optimizer]).params == {}
-
-
-def test_keyed_takes_state_and_groups_as_they_are() -> None:
-    param = nn.Parameter(torch.ones(2))
-    state, groups = {param: {"sum": torch.zeros(2)}}, [{"params": [param], "lr": 0.5}]
-    optimizer = KeyedOptimizer({"w": param}, state, groups)
-    assert optimizer.param_groups is groups
-    optimizer.load_state_dict(
-        {"state": {"w": {"sum": torch.ones(2)}}, "param_groups": [{"params": ["w"], "lr": 1.5}]}
-    )
-    assert state[param]["sum"].tolist() == [1, 1]
-    assert groups[0]["lr"] == 1.5
 
 
 def test_wrapper_without_parameters_says_what_to_do() -> None:
@@ -484,17 +373,6 @@ def test_state_is_there_and_nothing_else_changed() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
     assert weight.tolist() == [1.0, -2.0]
     assert weight.grad.tolist() == [1.0, 1.0]
-
-
-def test_state_that_is_there_stays() -> None:
-    weight, optimizer = one_weight(torch.optim.Adam)
-    weight.grad = torch.ones(2)
-    optimizer.step()
-    before = {name: value.clone() for name, value in optimizer.state_dict()["state"]["weight"].items()}
-    at = weight.tolist()
-    optimizer.init_state()
-    assert weight.tolist() == at
-    torch.testing.assert_close(optimizer.state_dict()["state"]["weight"], before, rtol=0, atol=0)
 
 
 def test_training_goes_on_as_without() -> None:

@@ -1,60 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from shardwright import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
     InvalidInputError,
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
-from shardwright.optim.optimizers import in_backward_optimizers
-
-
-def test_apply_steps_in_backward_and_clears_the_gradient(apply: Any) -> None:
-    model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    apply(torch.optim.Adagrad, [model.weight], {"lr": 0.5})
-    optimizer = torch.optim.Adagrad([twin.weight], lr=0.5)
-    for _ in range(3):
-        batch = torch.randn(4, 3)
-        model(batch).square().sum().backward()
-        optimizer.zero_grad()
-        twin(batch).square().sum().backward()
-        optimizer.step()
-        assert model.weight.grad is None
-    torch.testing.assert_close(model.weight, twin.weight)
-    torch.testing.assert_close(model.bias.grad, twin.bias.grad)
-
-
-def test_apply_sets_torchs_attributes(apply: Any) -> None:
-    param = nn.Parameter(torch.ones(2, 2))
-    apply(torch.optim.SGD, [param], {"lr": 0.5})
-    assert [type(optimizer) for optimizer in param._in_backward_optimizers] == [torch.optim.SGD]
-    assert param._optimizer_classes == [torch.optim.SGD]
-    assert param._optimizer_kwargs == [{"lr": 0.5}]
-
-
-def test_apply_twice_runs_both_once(apply: Any, other_apply: Any) -> None:
-    param = nn.Parameter(torch.zeros(1))
-    apply(torch.optim.SGD, [param], {"lr": 1.0})
-    other_apply(torch.optim.SGD, [param], {"lr": 10.0})
-    assert len(in_backward_optimizers(param)) == 2
-    param.sum().backward()
-    assert param.item() == -11.0
-
-
-def test_apply_works_on_meta() -> None:
-    table = EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=2, feature_names=["f"])
-    collection = EmbeddingBagCollection([table], device="meta")
-    apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
-    (optimizer,) = in_backward_optimizers(collection.embedding_bags["t"].weight)
-    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_apply_parameter_without_gradient_is_refused() -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +19,6 @@ from shardwright import (
     Block,
     EmbeddingShardingPlanner,
     Extension,
-    InvalidInputError,
     Layout,
     NoPlanError,
     ParameterConstraints,
@@ -29,7 +27,6 @@ from shardwright import (
     ShardingType,
     TableSpec,
     Topology,
-    UnknownPluginError,
     Watch,
 )
 from shardwright.host import host
@@ -106,13 +103,6 @@ def test_plan_interrupted_returns_the_best_so_far():
     assert plan.document["objective"]["value_ms"] == made.report.result.plan.value_ms
     assert made.report.result.num_proposals == 5
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_plan_interrupted_before_there_is_one_raises_keyboard_interrupt():
-    proposer = Endless(after=1, then=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        planner(proposer, **CUT_ONE).plan_tables(THREE)
-    assert proposer.count == 1
 
 
 def test_plan_at_its_time_limit_returns_the_best_so_far_with_what_is_proven(clock):
@@ -204,23 +194,6 @@ def test_plan_without_a_plan_at_its_time_limit_says_so(clock):
     assert planner(Endless(pause_s=0.001), seconds=0.05, **CUT_ONE).plan_tables(THREE)
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, "10"])
-def test_planner_limit_that_is_none_raises(seconds):
-    with pytest.raises(InvalidInputError, match="seconds is a limit above 0"):
-        EmbeddingShardingPlanner(seconds=seconds)
-
-
-def test_plan_listener_hears_of_better_plans_and_of_the_bound():
-    heard = []
-    made = planner(WithBound(), listener=heard.append)
-    plan = made.plan_tables(TABLES)
-    objective = plan.document["objective"]
-    assert heard[-1].value_ms == objective["value_ms"]
-    assert objective["lower_bound_ms"] >= heard[-1].lower_bound_ms > 0
-    values = [progress.value_ms for progress in heard]
-    assert values == sorted(values, reverse=True)
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("is_wanted", [True, False, None])
 def test_plan_shows_its_progress_if_wanted_or_by_default_on_a_terminal(
@@ -249,35 +222,6 @@ def test_plan_shows_its_progress_if_wanted_or_by_default_on_a_terminal(
     assert heard == ([math.inf, made.report.plan.value_ms] if is_shown else [])
 
 
-def test_progress_without_a_plugin_that_shows_it_is_refused_only_if_it_was_asked_for(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    planner(WithBound()).plan_tables(TABLES)
-    with pytest.raises(UnknownPluginError, match="no method 'progress'"):
-        planner(WithBound(), progress=True).plan_tables(TABLES)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "is_over", "least_left", "most_left"),
-    [(None, False, math.inf, math.inf), (0.0, True, 0, 0), (1e-9, True, 0, 0), (60.0, False, 59, 60)],
-)
-def test_watch_is_over_at_its_limit(seconds, is_over, least_left, most_left):
-    watch = Watch(seconds)
-    assert least_left <= watch.seconds_left <= most_left
-    assert watch.is_over == is_over
-
-
-def test_watch_tells_only_what_is_better():
-    told: list[tuple[float, float]] = []
-    watch = Watch(listener=lambda progress: told.append((progress.value_ms, progress.lower_bound_ms)))
-    watch.tell(value_ms=5.0)
-    watch.tell(value_ms=6.0)
-    watch.tell(lower_bound_ms=2.0)
-    watch.tell(lower_bound_ms=1.0, value_ms=5.0)
-    watch.tell(value_ms=4.0, lower_bound_ms=1.0)
-    assert told == [(5.0, 0.0), (5.0, 2.0), (4.0, 2.0)]
-    assert watch.progress.gap == 1.0
-
-
 def test_watch_interrupted_once_is_over_and_twice_raises():
     handler = signal.getsignal(signal.SIGINT)
     watch = Watch()
@@ -300,40 +244,8 @@ def test_watch_leaves_the_handler_of_somebody_else_alone():
         signal.signal(signal.SIGINT, previous)
 
 
-def test_watch_on_another_thread_installs_nothing():
-    handler = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
-
-    def work() -> None:
-        with Watch().interruptible():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(10)
-    assert seen == [handler]
-
-
 @pytest.mark.parametrize(
     ("value", "bound", "gap"), [(3.0, 2.0, 0.5), (2.0, 2.0, 0.0), (2.0, 0.0, math.inf), (0.0, 0.0, 0.0)]
 )
 def test_gap_of(value, bound, gap):
     assert gap_of(value, bound) == gap
-
-
-def test_watch_is_over_once_its_work_is_spent():
-    watch = Watch(work_us=100.0)
-    watch.spend(99.0)
-    assert not watch.is_over
-    watch.spend(1.0)
-    assert watch.is_over
-    assert watch.spent_us == 100.0
-
-
-def test_watch_keeps_the_time_of_its_clock():
-    now = [5.0]
-    watch = Watch(seconds=2.0, clock=lambda: now[0])
-    now[0] = 6.5
-    assert (watch.elapsed_s, watch.seconds_left, watch.is_over) == (1.5, 0.5, False)
-    now[0] = 7.0
-    assert watch.is_over

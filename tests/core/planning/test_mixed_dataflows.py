@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from attrs import frozen
 from tests.core.planning.conftest import Plain, Slices, Whole, make_host
@@ -80,14 +79,6 @@ def planned() -> ShardingPlan:
     return EmbeddingShardingPlanner(RANKS, constraints=rule).plan_tables([TABLE])
 
 
-def test_columns_say_which_shards_are_copies_and_what_part_of_the_ids_is_theirs():
-    options = options_of()
-    assert options.spread(options.is_copy, 0).tolist() == [True, True, False, False]
-    assert options.spread(options.id_fraction, 0).tolist() == [0.75, 0.75, 0.125, 0.125]
-    assert options.spread(options.num_rows, 0).tolist() == [3, 3, 4, 4]
-    assert not options.is_replicated.any()
-
-
 def test_traffic_of_copies_is_their_own_batch_and_of_others_that_of_all_ranks():
     options = options_of(pooling_factors=[4])
     received, sent = (options.spread(column, 0).tolist() for column in traffic_bytes(options, RANKS))
@@ -96,23 +87,6 @@ def test_traffic_of_copies_is_their_own_batch_and_of_others_that_of_all_ranks():
     assert sent == [4 * 8 * count for count in ids]
     # The dense gradient of three rows is less than the ids and gradients of both ranks.
     assert options.spread(synchronised_bytes(options, RANKS), 0).tolist() == [96, 96, 0, 0]
-
-
-def test_id_fraction_is_that_of_the_rows_where_the_row_map_says_nothing():
-    rows = RowsRange(10, parts=3)
-    assert [rows.id_fraction_of(part) for part in range(3)] == [0.4, 0.4, 0.2]
-    assert np.isclose(sum(rows.id_fraction_of(part) for part in range(3)), 1.0)
-
-
-def test_plan_document_names_the_dataflow_of_the_shards_that_have_another():
-    plan = planned()
-    entry = json.loads(plan.to_json())["modules"][""]["t"]
-    assert "dataflow" not in entry
-    assert [shard.get("dataflow") for shard in entry["shards"]] == [{"name": "replicate"}] * 2 + [None] * 2
-    again = ShardingPlan.from_json(plan.to_json())
-    assert again == plan
-    assert again.to_json() == plan.to_json()
-    assert again.plan[""]["t"].layout.dataflows == plan.plan[""]["t"].layout.dataflows
 
 
 @pytest.mark.parametrize(

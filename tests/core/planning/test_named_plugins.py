@@ -12,11 +12,9 @@ from shardwright import (
     EmbeddingShardingPlanner,
     Estimator,
     InvalidInputError,
-    Proposer,
     ShardingPlan,
     TableSpec,
     Topology,
-    UnknownPluginError,
 )
 from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.plan_differences.explain import explain_table
@@ -130,28 +128,3 @@ def test_arguments_stand_in_the_document_and_hold_for_what_reads_it():
 def test_part_that_cannot_be_is_an_error_that_says_why(parts, text):
     with pytest.raises(InvalidInputError, match=text):
         planned(**parts)
-
-
-def test_name_with_arguments_that_is_not_known_is_told_the_nearest():
-    with pytest.raises(UnknownPluginError, match=r"no estimator 'prized'.*Did you mean 'priced'"):
-        planned(estimator="prized:price=2")
-
-
-class Counted(Proposer):
-    name = "counted"
-
-    def __init__(self, number=1):
-        self.number = number
-
-    def proposals(self, space):
-        for _ in range(self.number):
-            yield space.options.first_option[:-1].copy()
-
-
-def test_proposers_with_arguments_are_recorded_in_their_order(host_with):
-    with host_with(proposers=[Counted, EachAlone]):
-        plan, _ = planned(proposer=["counted:number=2", EachAlone()])
-    assert plan.document["inputs"]["proposer"] == {
-        "value": ["counted:number=2", "each_alone"],
-        "provenance": "given",
-    }

@@ -5,7 +5,6 @@ import logging
 
 import numpy as np
 import pytest
-from tests.core.planning.conftest import Plain
 from tests.errors import refused
 from tests.programs import printed_by
 
@@ -18,14 +17,12 @@ from shardwright import (
     NoPlanError,
     ParameterConstraints,
     PlanningError,
-    Proposer,
     RowsRange,
     ShardingType,
     TableSpec,
     Topology,
     UnknownPluginError,
 )
-from shardwright.host import host
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),
@@ -36,50 +33,6 @@ TABLES = [
 
 def planner(*, ranks=2, cap=10_000, device="cpu", **arguments):
     return EmbeddingShardingPlanner(Topology(ranks, device, ddr_cap=cap), **arguments)
-
-
-def test_plan_tables_groups_tables_by_module_in_their_order():
-    plan = planner().plan_tables(TABLES)
-    assert {path: list(tables) for path, tables in plan.plan.items()} == {"": ["a", "c"], "tower": ["b"]}
-
-
-def test_plan_tables_constrained_type_and_kernel_are_taken_with_the_options_data():
-    rule = ParameterConstraints(sharding_types=["slices"], compute_kernels=["thorough"])
-    sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
-    assert (sharding.sharding_type, sharding.compute_kernel, sharding.ranks) == ("slices", "thorough", [0, 1])
-    assert sharding.layout.extras["made_by"] == "slices"
-    assert sharding.layout.variant in {"range", "modulo"}
-
-
-class Sized(Plain):
-    """A kernel that keeps as many bytes more for each row as the table's extras ask for."""
-
-    name, aliases = "sized", ()
-
-    def supports(self, request):
-        return "no such size" if request.extras.get("bytes_a_row") == 0 else True
-
-    def memory_bytes(self, request, num_rows):
-        return {"device": num_rows * (self.row_bytes(request) + request.extras.get("bytes_a_row", 0))}
-
-    def extras(self, request):
-        return {"kept": [request.extras.get("bytes_a_row"), request.extras.get("made_by")]}
-
-
-@pytest.mark.parametrize(("name", "made_by"), [("whole", "user"), ("slices", "slices")])
-def test_plan_tables_kernel_sees_extras_of_constraints_under_those_of_the_layout(host_with, name, made_by):
-    rule = ParameterConstraints(sharding_types=[name], extras={"bytes_a_row": 900, "made_by": "user"})
-    with host_with(compute_kernels=[Sized]):
-        layout = planner(constraints={"a": rule}, cap=20_000).plan_tables(TABLES[:1]).plan[""]["a"].layout
-        assert layout.extras["kept"] == [900, made_by]
-        assert "bytes_a_row" not in layout.extras
-        planner(cap=3_000).plan_tables(TABLES[:1])
-        with pytest.raises(NoPlanError):  # for its memory
-            planner(constraints={"a": rule}, cap=3_000).plan_tables(TABLES[:1])
-        with pytest.raises(PlanningError, match="no such size"):
-            planner(constraints={"a": ParameterConstraints(extras={"bytes_a_row": 0})}).plan_tables(
-                TABLES[:1]
-            )
 
 
 def test_plan_tables_document_says_what_went_in_and_from_where():
@@ -113,32 +66,6 @@ def test_plan_tables_batch_size_not_given_is_torchrecs_and_assumed():
     assert (inputs["batch_size"]["value"], inputs["batch_size"]["provenance"]) == (512, "assumed")
 
 
-def test_plan_tables_document_names_the_plugins_with_their_distribution():
-    plugins = planner().plan_tables(TABLES).document["plugins"]
-    assert {(p["kind"], p["name"]) for p in plugins} >= {
-        ("estimators", "cells"),
-        ("estimators", "weights"),
-        ("partitioners", "first_fit"),
-        ("proposers", "each_alone"),
-        ("compute_kernels", "plain"),
-    }
-    assert all("version" in p and "distribution" in p for p in plugins)
-
-
-def test_plan_tables_parts_by_name_and_as_objects_make_the_same_plan():
-    create = {kind: getattr(host(), kind).create for kind in ("estimators", "proposers", "partitioners")}
-    by_name = planner(
-        estimator="cells", storage_estimator="weights", proposer="each_alone", partitioner="first_fit"
-    )
-    as_objects = planner(
-        estimator=create["estimators"]("cells"),
-        storage_estimator=create["estimators"]("weights"),
-        proposer=[create["proposers"]("each_alone")],
-        partitioner=create["partitioners"]("first_fit"),
-    )
-    assert by_name.plan_tables(TABLES) == as_objects.plan_tables(TABLES) == planner().plan_tables(TABLES)
-
-
 def test_plan_tables_reservation_leaves_memory_free():
     # Each table alone needs 320 bytes at most; half of 660 is room for the largest only.
     assert planner(ranks=1, cap=660, storage_reservation=0.15).plan_tables(TABLES)
@@ -146,19 +73,6 @@ def test_plan_tables_reservation_leaves_memory_free():
         NoPlanError, match=r"the 3 tables need at least 528 B of ddr together.*the 1 rank has 330 B"
     ):
         planner(ranks=1, cap=660, storage_reservation=0.5).plan_tables(TABLES)
-
-
-def test_plan_tables_never_exceeds_what_may_be_used():
-    made = planner(cap=400, storage_reservation=0.1)
-    made.plan_tables(TABLES)
-    assert (made.report.result.plan.used_bytes <= 360).all()
-
-
-def test_plan_tables_silent_unless_debug(capsys, caplog):
-    with caplog.at_level(logging.DEBUG):
-        planner().plan_tables(TABLES)
-    assert capsys.readouterr() == ("", "")
-    assert not caplog.records
 
 
 def test_plan_tables_debug_logs_and_prints_the_report(capsys, caplog):
@@ -237,53 +151,12 @@ def test_no_plan_table_too_large_says_what_would_fit():
     assert "'slices'" not in text  # 800 B on rank 0, which has 750
 
 
-def test_no_plan_table_too_large_names_the_type_to_allow():
-    rule = ParameterConstraints(sharding_types=["whole"])
-    with pytest.raises(NoPlanError) as caught:
-        planner(cap=1000, constraints={"big": rule}).plan_tables([TableSpec("big", 100, 4, ["f"])])
-    assert (
-        "'only_pairs' with kernel 'plain' (2 blocks) needs 800 B of ddr for its largest block: "
-        "allow it in constraints['big']." in str(caught.value)
-    )
-
-
-def test_no_plan_nearest_proposal_is_told_where_nothing_is_proven():
-    tables = [TableSpec(name, 10, 6, [name]) for name in "abc"]
-    rule = ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"])
-    with pytest.raises(NoPlanError) as caught:
-        planner(cap=400, storage_reservation=0.0, constraints={"*": rule}).plan_tables(tables)
-    text = str(caught.value)
-    assert "no plan found" in text
-    assert "a shard of table 'c' (10 x 6 FP32) needs 240 B; " not in text
-    assert "needs 240 B of ddr; the emptiest rank (0) has 160 B left of 400 B" in text
-    assert "'only_pairs' with kernel 'plain'" in text
-
-
 def test_plan_tables_order_in_which_plugins_offer_changes_nothing(host_with):
     from tests.core.planning.conftest import OFFERED
 
     plan = planner().plan_tables(TABLES)
     with host_with(**{kind: items[::-1] for kind, items in OFFERED.items()}):
         assert planner().plan_tables(TABLES) == plan
-
-
-def test_no_plan_without_a_plugin_that_says_why_names_what_is_not_loaded(host_with):
-    with (
-        host_with(extensions=[]),
-        pytest.raises(NoPlanError, match=r"no plan found, and no plugin says why \('method:no_plan'\)"),
-    ):
-        planner(cap=10).plan_tables(TABLES)
-
-
-def test_no_plan_proposer_without_proposals_is_told():
-    class Silent(Proposer):
-        name = "silent"
-
-        def proposals(self, space):
-            yield from ()
-
-    with pytest.raises(NoPlanError, match="proposer 'silent' proposed nothing"):
-        planner(proposer=Silent()).plan_tables(TABLES)
 
 
 def test_planning_imports_no_torch():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from types import MappingProxyType
 
@@ -16,17 +15,14 @@ from tests.drawn import drawn
 
 from shardwright import (
     EmbeddingShardingPlanner,
-    Extension,
     InvalidInputError,
     ParameterConstraints,
     PlanError,
     PlanningError,
     Proposer,
     Proven,
-    ShardingPlan,
     TableSpec,
     Topology,
-    Watch,
 )
 from shardwright.host import host, use_host
 from shardwright.planning.options.enumeration import prepare
@@ -34,7 +30,6 @@ from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.proofs import checked_by, why_unproven
 from shardwright.planning.tables.constraints import Constraints
-from shardwright_plugins.plan_differences.check import check_plan
 
 
 def space_of(sizes, capacity=10**9, only=None, ranks=MappingProxyType({})):
@@ -112,15 +107,6 @@ def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, ti
     assert "tables need" in why_unproven(space, z, {"z_ms": z, **node}, host().extensions)
 
 
-@drawn(SIZES, quick=20, thorough=100)
-def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):
-    space = space_of(sizes)
-    least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
-    z = float(least[space.options.distinct_table].sum()) / 2
-    assert why_unproven(space, z * 0.999, {"z_ms": z * 0.999, "multipliers": {}}, host().extensions) == ""
-    assert z <= best_value(space) * (1 + 1e-9)
-
-
 def test_proof_by_memory_that_is_short_needs_its_price():
     # Two ranks hold 3/4 of each table as it is cheapest; the dearer kernel is out, so 480 bytes must fit in 2 x 200.
     space = space_of([(10, 6), (9, 6)], capacity=200)
@@ -143,24 +129,6 @@ def test_proof_by_memory_that_is_short_needs_its_price():
 )
 def test_proof_of_another_bound_is_none(certificate, text):
     assert text in why_unproven(space_of([(4, 4)]), 2.0, certificate, host().extensions)
-
-
-class Believer(Extension):
-    """A stranger's checker, which believes whoever says please."""
-
-    name = "proof:politeness"
-
-    def load(self):
-        return lambda space, z_ms, data, watch: "" if data == {"please": z_ms} else f"rude: {data}"
-
-
-def test_proof_in_a_strangers_language_is_checked_by_its_extension():
-    space, polite = space_of([(4, 4)]), {"z_ms": 9.0, "politeness": {"please": 9.0}}
-    with use_host(make_host(extensions=[Believer])) as own:
-        assert why_unproven(space, 9.0, polite, own.extensions) == ""
-        assert why_unproven(space, 8.0, {**polite, "politeness": {}}, own.extensions) == "rude: {}"
-    unknown = why_unproven(space, 9.0, polite, host().extensions)
-    assert "no proof 'politeness'. Known: multipliers" in unknown
 
 
 @pytest.mark.parametrize(
@@ -254,16 +222,6 @@ def planned(proposer, **arguments):
     return planner.plan_tables(TABLES), planner.report
 
 
-def test_proven_bound_with_a_certificate_is_in_the_plan_and_checked_again():
-    plan, report = planned(WithBound())
-    objective = plan.document["objective"]
-    assert 0 < objective["lower_bound_ms"] <= objective["value_ms"]
-    assert report.result.refused == ()
-    checked = check_plan(ShardingPlan.from_json(plan.to_json()))
-    assert checked.problems == []
-    assert checked.lower_bound_ms == objective["lower_bound_ms"]
-
-
 def test_proven_false_bound_is_refused_and_named_in_the_summary():
     plan, report = planned(WithBound(times=1.5))
     assert plan.document["objective"]["lower_bound_ms"] == 0
@@ -272,11 +230,6 @@ def test_proven_false_bound_is_refused_and_named_in_the_summary():
     assert told in report.summary
     assert told.startswith("proposer 'with_bound' claims that no plan takes less than")
     assert "which its certificate does not prove: tables need" in told
-
-
-def test_proven_certificate_of_a_lesser_time_does_not_prove_the_claim():
-    _, report = planned(Claims(1.0, {"z_ms": 0.5, "multipliers": {}}))
-    assert "the certificate is for z_ms = 0.5" in report.result.refused[0]
 
 
 def test_proven_certificate_that_nothing_here_checks_is_refused():
@@ -293,27 +246,6 @@ def test_proven_certificate_in_no_language_of_proofs_raises_with_the_proposer():
 def test_proven_claim_of_a_wrong_form_raises_where_it_is_made(claim, field):
     with pytest.raises(InvalidInputError, match=f"^Proven: {field} must be"):
         planned(Claims(*claim))
-
-
-def test_proven_lesser_bound_is_passed_over_unchecked():
-    class Both(WithBound):
-        def proposals(self, space, watch):
-            yield from super().proposals(space, watch)
-            yield Proven(1e-12, {"nonsense": []})
-
-    plan, report = planned(Both())
-    assert plan.document["objective"]["lower_bound_ms"] > 1e-9
-    assert report.result.refused == ()
-
-
-def test_proposer_of_one_argument_and_of_two_are_asked_alike():
-    class WithWatch(EachAlone):
-        def proposals(self, space, watch):
-            assert isinstance(watch, Watch)
-            yield from super().proposals(space)
-
-    plans = [json.loads(planned(proposer)[0].to_json())["modules"] for proposer in (EachAlone(), WithWatch())]
-    assert plans[0] == plans[1]
 
 
 class Works(Proposer):

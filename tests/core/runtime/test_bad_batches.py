@@ -8,13 +8,11 @@ import pytest
 import torch
 from tests.core.runtime.mixed_cuts import MIXED, case_of, simulate, with_parts
 from tests.core.runtime.plans import (
-    Cut,
     Cuts,
     Loop,
 )
 
 from shardwright.errors import IdRangeError, InvalidInputError
-from shardwright.runtime.step.batches.rank_problems import Status
 
 
 def of_a_negative_length(batch):
@@ -62,44 +60,6 @@ def test_problems_of_several_ranks_are_all_told():
     assert texts[0] == texts[1]
     assert "rank 0: feature 'a' of table 't1' (9 x 6 FP32) has the id -1 at position 0" in texts[0]
     assert "rank 1: feature 'a' of table 't1' (9 x 6 FP32) has the id 4611686018427387904" in texts[0]
-
-
-def test_problem_that_ranks_have_in_common_is_told_once():
-    def work(sharded, batch, env):
-        with pytest.raises(InvalidInputError) as error:
-            sharded(None if env.rank == 1 else batch["b"])
-        return str(error.value)
-
-    texts = set(simulate(Cuts(MIXED, 3), work))
-    asked = "a sharded collection takes a KeyedJaggedTensor, got"
-    assert texts == {f"ranks 0, 2: {asked} JaggedTensor; rank 1: {asked} NoneType"}
-
-
-def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
-    def work(sharded, batch, env):
-        headers = []
-        exchange = env.communicator.all_to_all
-
-        def recorded(output, input, *splits, label):
-            headers.append((label, input.view(env.world_size, -1)[:, 1:].tolist()))
-            return exchange(output, input, *splits, label=label)
-
-        env.communicator.all_to_all = recorded
-        labels = len(env.communicator.labels)
-        values = batch.values().clone()
-        values[2] = -(2**62)
-        with pytest.raises(InvalidInputError):
-            sharded(with_parts(batch, values=values) if env.rank else batch)
-        return headers, env.communicator.labels[labels:]
-
-    case = Cuts([Cut(4, 2, ("a",)), Cut(4, 2, ("b",), ranks=(1,))], 2)
-    seen = simulate(case, work)
-    assert [labels for _, labels in seen] == [["headers", "object"]] * 2
-    (_, good), (_, bad) = (own for (own,), _ in seen)
-    counts = [case.batch(2, seed=0)[name].values().numel() for name in "ab"]
-    # Batch size, status, that no weights of ids are trained, ids and bags of each rank's only slot.
-    assert good == [[2, Status.FINE, 0, count | 2 << 32] for count in counts]
-    assert bad == [[0, Status.BAD_INPUT, 0, 0]] * 2
 
 
 def test_weights_that_a_kernel_cannot_train_are_refused_on_all_ranks(monkeypatch):

@@ -72,10 +72,6 @@ def test_executor_is_the_dataflow_s_own_or_core_s() -> None:
     assert executor_of(Overriding()) is OtherTables
 
 
-def test_routed_dataflow_without_a_return_path_takes_the_direct_one() -> None:
-    assert return_path_of(Silent(), is_pooled=True) is DirectReturn
-
-
 def test_dataflow_that_is_not_routed_must_name_an_executor() -> None:
     with pytest.raises(UnsupportedError, match=r"dataflow 'mute': Mute.executor\(\) gave None"):
         executor_of(Mute())

@@ -101,15 +101,3 @@ def test_checkpoints_of_them_in_blocks_are_refused(rows):
         return True
 
     assert on_two_ranks(rows, work) == [True, True]
-
-
-def test_table_that_no_kernel_reads_is_refused_with_the_data_type():
-    def work(sharded, rank):
-        raise AssertionError("it was sharded")
-
-    other = Bringing(kernel_of(OwnRows("OTHER")))
-    with (
-        use_host(PluginHost(entry_points=(), plugins={"other": other}, environment={})),
-        pytest.raises(sw.ShardwrightError, match="reads no rows of OWN8, but of OTHER"),
-    ):
-        on_two_ranks(OwnRows("OWN8"), work)

@@ -104,13 +104,6 @@ def test_numpy_columns_are_taken() -> None:
     assert lists(batch(columns=arrays)) == {"count": COUNT.tolist(), "owner": TIME.tolist()}
 
 
-def test_concat_of_parts_with_other_columns_is_refused() -> None:
-    first, second = batch().split([1, 1])
-    other = KeyedJaggedTensor(["b"], second.values(), lengths=second.lengths(), columns={"count": COUNT[1:]})
-    with pytest.raises(InvalidInputError, match="1 of 2 have time, but part 1 has none"):
-        KeyedJaggedTensor.concat([first, other])
-
-
 def test_concat_of_a_column_of_two_dtypes_is_refused() -> None:
     """Joined they would be float32, which holds no count beyond 2**24."""
     first, second = batch(columns={"count": COUNT}).split([1, 1])
@@ -165,9 +158,3 @@ def test_every_constructor_takes_columns() -> None:
 def test_column_of_lists_that_does_not_fit_is_refused(column: Any, text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         KeyedJaggedTensor.from_lists({"a": [[5], []], "b": [[6, 7], [8]]}, columns={"count": column})
-
-
-def test_repr_names_the_columns() -> None:
-    assert "weighted=True, columns=['count', 'time']" in repr(batch(weights=TIME))
-    assert "weighted=False, columns=['count', 'time']" in repr(batch()["a"])
-    assert "columns" not in repr(batch(weights=TIME, columns=None))

@@ -83,18 +83,6 @@ def test_from_lists_missing_ids_of_pandas_are_empty_bags() -> None:
     assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [], [2**62 + 1]]})
 
 
-def test_from_lists_of_a_regular_array_has_as_many_ids_each() -> None:
-    rows = np.arange(6).reshape(3, 2)
-    assert_is(KeyedJaggedTensor.from_lists({"user": rows}), {"user": rows.tolist()})
-
-
-@pytest.mark.parametrize("bags", [{}, {"user": []}, {"user": [[], []]}])
-def test_from_lists_of_nothing_is_an_empty_batch(bags: dict[str, Any]) -> None:
-    batch = KeyedJaggedTensor.from_lists(bags)
-    assert_is(batch, bags)
-    assert batch.stride() == len(bags.get("user", []))
-
-
 @pytest.mark.parametrize("make", [dict, pd.DataFrame], ids=["dict", "DataFrame"])
 def test_from_lists_weights_stand_by_their_ids(make: Any) -> None:
     reordered = dict(reversed(WEIGHTS.items()))
@@ -166,24 +154,6 @@ def test_from_lists_wrong_weights_raise_with_key_and_example(weights: Any, text:
 def test_columns_of_one_name_raise() -> None:
     with pytest.raises(DuplicateNameError, match="key 'user' occurs at positions 0 and 1"):
         KeyedJaggedTensor.from_lists(pd.DataFrame([[1, 2]], columns=["user", "user"]))
-
-
-@pytest.mark.parametrize("kind", [np.asarray, pd.Series], ids=["NumPy", "pandas"])
-def test_constructors_take_arrays_as_tensors(kind: Any) -> None:
-    values, lengths, offsets, weights = [7, 8, 9], [2, 1], [0, 2, 3], [0.5, 1.0, 2.0]
-    expected = KeyedJaggedTensor(
-        ["a", "b"],
-        torch.tensor(values),
-        lengths=torch.tensor(lengths),
-        weights=torch.tensor(weights).double(),
-    )
-    of_lengths = KeyedJaggedTensor.from_lengths_sync(["a", "b"], kind(values), kind(lengths), kind(weights))
-    of_offsets = KeyedJaggedTensor.from_offsets_sync(["a", "b"], kind(values), kind(offsets), kind(weights))
-    alone = JaggedTensor(kind(values), kind(weights), offsets=kind(offsets))
-    for made in (of_lengths, of_offsets, alone):
-        torch.testing.assert_close(made.values(), expected.values())
-        torch.testing.assert_close(made.lengths(), expected.lengths())
-        torch.testing.assert_close(made.weights(), expected.weights())
 
 
 def test_constructor_arrays_that_torch_cannot_hold_as_they_are_are_copied() -> None:

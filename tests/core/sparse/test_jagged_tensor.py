@@ -26,13 +26,11 @@ def jagged(
     slices_dtype: torch.dtype = torch.int64,
     *,
     by_offsets: bool = False,
-    weighted: bool = False,
 ) -> JaggedTensor:
     lengths = [len(bag) for bag in bags]
     values = torch.tensor(list(chain.from_iterable(bags)), dtype=values_dtype)
     return JaggedTensor(
         values=values,
-        weights=values.to(torch.float64) / 4 if weighted else None,
         lengths=None if by_offsets else torch.tensor(lengths, dtype=slices_dtype),
         offsets=torch.tensor([0, *accumulate(lengths)], dtype=slices_dtype) if by_offsets else None,
     )
@@ -40,22 +38,6 @@ def jagged(
 
 def lists(tensors: list[torch.Tensor]) -> list[list[float]]:
     return [tensor.tolist() for tensor in tensors]
-
-
-@pytest.mark.parametrize("by_offsets", [False, True])
-@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
-@pytest.mark.parametrize("values_dtype", [*INDEX_DTYPES, torch.float16, torch.float32, torch.float64])
-def test_jagged_tensor_every_small_batch_is_what_was_put_in(
-    values_dtype: torch.dtype, slices_dtype: torch.dtype, by_offsets: bool
-) -> None:
-    for shape in ALL_SHAPES:
-        bags = bags_of(shape)
-        jt = jagged(bags, values_dtype, slices_dtype, by_offsets=by_offsets)
-        assert jt.lengths().tolist() == list(shape)
-        assert jt.offsets().tolist() == [0, *accumulate(shape)]
-        assert (jt.lengths().dtype, jt.offsets().dtype) == (slices_dtype, slices_dtype)
-        assert lists(jt.to_dense()) == bags
-        assert {bag.dtype for bag in jt.to_dense()} <= {values_dtype}
 
 
 @pytest.mark.parametrize("width", [None, 0, 1, 2, 3])
@@ -86,38 +68,6 @@ def test_to_padded_dense_values_of_more_dimensions_keep_their_rows(inner: tuple[
     torch.testing.assert_close(result, torch.stack([torch.stack(row) for row in expected]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("columns", [None, 2])
-def test_to_padded_dense_gradient_reaches_each_value_that_was_kept(
-    dtype: torch.dtype, columns: int | None
-) -> None:
-    shape = (4,) if columns is None else (4, columns)
-    values = torch.ones(shape, dtype=dtype, requires_grad=True)
-    dense = JaggedTensor(values, lengths=torch.tensor([1, 3, 0])).to_padded_dense(2)
-    factors = torch.arange(1, dense.numel() + 1, dtype=dtype).view(dense.shape)
-    (dense * factors).sum().backward()
-    # Bag 0 keeps its value in row 0; bag 1 its first two in row 1; its third is cut off.
-    expected = torch.stack([factors[0, 0], factors[1, 0], factors[1, 1], torch.zeros_like(factors[0, 0])])
-    torch.testing.assert_close(values.grad, expected)
-
-
-def test_to_dense_gradient_reaches_the_bag() -> None:
-    values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    _, last = JaggedTensor(values, lengths=torch.tensor([1, 2])).to_dense()
-    (last * torch.tensor([5.0, 6.0])).sum().backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == [0.0, 5.0, 6.0]
-
-
-def test_weights_are_cut_and_padded_like_values() -> None:
-    jt = jagged([[4, 8], [], [12]], weighted=True)
-    assert jt.weights().dtype == torch.float64
-    assert lists(jt.to_dense_weights() or []) == [[1.0, 2.0], [], [3.0]]
-    padded = jt.to_padded_dense_weights(1, padding_value=-1.0)
-    assert padded is not None
-    assert padded.tolist() == [[1.0], [-1.0], [3.0]]
-
-
 def test_weights_missing_are_none_or_an_error() -> None:
     jt = jagged([[1]])
     assert jt.weights_or_none() is None
@@ -125,14 +75,6 @@ def test_weights_missing_are_none_or_an_error() -> None:
     assert jt.to_padded_dense_weights() is None
     with pytest.raises(InvalidInputError, match="has no weights"):
         jt.weights()
-
-
-def test_lengths_and_offsets_are_derived_on_first_use_and_kept() -> None:
-    by_lengths, by_offsets = jagged([[1], [2]]), jagged([[1], [2]], by_offsets=True)
-    assert by_lengths.offsets_or_none() is None
-    assert by_offsets.lengths_or_none() is None
-    assert by_lengths.offsets() is by_lengths.offsets_or_none()
-    assert by_offsets.lengths() is by_offsets.lengths_or_none()
 
 
 def test_from_dense_makes_a_bag_of_each_tensor() -> None:
@@ -160,23 +102,6 @@ def test_from_dense_takes_empty_bags(
     assert (jt.values().dtype, jt.lengths().tolist()) == (dtype, lengths)
 
 
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_empty_has_no_bags(is_weighted: bool) -> None:
-    jt = JaggedTensor.empty(is_weighted, values_dtype=torch.int32, lengths_dtype=torch.int64)
-    assert (jt.values().dtype, jt.lengths().dtype) == (torch.int32, torch.int64)
-    assert (jt.lengths().tolist(), jt.offsets().tolist(), jt.to_dense()) == ([], [0], [])
-    assert (jt.weights_or_none() is not None) == is_weighted
-    jt.validate()
-
-
-def test_empty_like_keeps_dtypes_and_columns() -> None:
-    like = JaggedTensor(torch.ones(2, 3), torch.ones(2, dtype=torch.float16), torch.tensor([2]))
-    jt = JaggedTensor.empty_like(like)
-    assert tuple(jt.values().shape) == (0, 3)
-    assert (jt.weights().dtype, jt.lengths().dtype) == (torch.float16, torch.int64)
-    jt.validate()
-
-
 @pytest.mark.parametrize(
     ("jt", "text"),
     [
@@ -197,13 +122,6 @@ def test_empty_like_keeps_dtypes_and_columns() -> None:
 )
 def test_str_shows_bags_as_torchrec_does(jt: JaggedTensor, text: str) -> None:
     assert str(jt) == text
-
-
-def test_str_long_is_abbreviated_and_counts_the_rest() -> None:
-    text = str(JaggedTensor(torch.arange(1000), lengths=torch.tensor([100] + [9] * 100)))
-    assert "19, ... (80 more)]" in text
-    assert text.endswith("... (81 more)]\n})")
-    assert len(text) < 1500
 
 
 def test_repr_names_sizes() -> None:

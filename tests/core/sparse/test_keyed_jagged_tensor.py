@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import accumulate, chain, product
+from itertools import chain
 
 import pytest
 import torch
@@ -9,45 +9,24 @@ from shardwright import JaggedTensor, KeyedJaggedTensor, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 
-INDEX_DTYPES = [torch.int32, torch.int64]
-KEYS = ["a", "b", "c"]
-
-# Every batch of F = 0..2 keys and B = 0..2 examples with 0 to 2 ids in each bag.
-ALL_SHAPES = [
-    (num_keys, stride, shape)
-    for num_keys in range(3)
-    for stride in range(3)
-    for shape in product(range(3), repeat=num_keys * stride)
-]
 
 Bags = dict[str, list[list[int]]]
-
-
-def bags_of(num_keys: int, stride: int, shape: tuple[int, ...]) -> Bags:
-    ids, lengths = iter(range(10, 100)), iter(shape)
-    return {
-        key: [[next(ids) for _ in range(next(lengths))] for _ in range(stride)] for key in KEYS[:num_keys]
-    }
 
 
 def keyed(
     bags: Bags,
     stride: int,
     values_dtype: torch.dtype = torch.int64,
-    slices_dtype: torch.dtype = torch.int64,
     *,
-    by_offsets: bool = False,
     weighted: bool = False,
 ) -> KeyedJaggedTensor:
     flat = list(chain.from_iterable(bags.values()))
-    lengths = [len(bag) for bag in flat]
     values = torch.tensor(list(chain.from_iterable(flat)), dtype=values_dtype)
     return KeyedJaggedTensor(
         keys=list(bags),
         values=values,
         weights=values.to(torch.float16) / 4 if weighted else None,
-        lengths=None if by_offsets else torch.tensor(lengths, dtype=slices_dtype),
-        offsets=torch.tensor([0, *accumulate(lengths)], dtype=slices_dtype) if by_offsets else None,
+        lengths=torch.tensor([len(bag) for bag in flat]),
         stride=stride,
     )
 
@@ -56,73 +35,10 @@ def lists(kjt: KeyedJaggedTensor) -> Bags:
     return {key: [bag.tolist() for bag in jt.to_dense()] for key, jt in kjt.to_dict().items()}
 
 
-@pytest.mark.parametrize("by_offsets", [False, True])
-@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
-@pytest.mark.parametrize("values_dtype", INDEX_DTYPES)
-def test_keyed_jagged_tensor_every_small_batch_is_what_was_put_in(
-    values_dtype: torch.dtype, slices_dtype: torch.dtype, by_offsets: bool
-) -> None:
-    for num_keys, stride, shape in ALL_SHAPES:
-        bags = bags_of(num_keys, stride, shape)
-        kjt = keyed(bags, stride, values_dtype, slices_dtype, by_offsets=by_offsets)
-        per_key = [sum(map(len, rows)) for rows in bags.values()]
-        assert kjt.keys() == list(bags)
-        assert kjt.stride() == stride
-        assert kjt.stride_per_key() == [stride] * num_keys
-        assert kjt.lengths().tolist() == list(shape)
-        assert kjt.offsets().tolist() == [0, *accumulate(shape)]
-        assert kjt.length_per_key() == per_key
-        assert kjt.offset_per_key() == [0, *accumulate(per_key)]
-        assert kjt.lengths_offset_per_key() == [stride * i for i in range(num_keys + 1)]
-        assert lists(kjt) == bags
-        assert (kjt.values().dtype, kjt.lengths().dtype, kjt.offsets().dtype) == (
-            values_dtype,
-            slices_dtype,
-            slices_dtype,
-        )
-
-
 def test_permute_with_a_tensor_of_indices_is_the_same() -> None:
     kjt = keyed({"a": [[1]], "b": [[2, 3]], "c": [[]]}, 1)
     permuted = kjt.permute([2, 0, 1], torch.tensor([2, 0, 1], dtype=torch.int32))
     assert lists(permuted) == {"c": [[]], "a": [[1]], "b": [[2, 3]]}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_permute_gradient_reaches_the_weights(dtype: torch.dtype) -> None:
-    weights = torch.ones(3, dtype=dtype, requires_grad=True)
-    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), weights, torch.tensor([1, 2]))
-    (kjt.permute([1, 0]).weights() * torch.tensor([10, 20, 30], dtype=dtype)).sum().backward()
-    assert weights.grad is not None
-    assert weights.grad.tolist() == [30, 10, 20]
-
-
-def test_split_parts_are_views() -> None:
-    kjt = keyed({"a": [[1]], "b": [[2, 3]]}, 1)
-    _, last = kjt.split([1, 1])
-    assert last.values().data_ptr() == kjt.values()[1:].data_ptr()
-
-
-def test_concat_joins_the_keys_and_counts() -> None:
-    first, second = keyed({"b": [[1], []]}, 2, weighted=True), keyed({"a": [[], [2, 3]]}, 2, weighted=True)
-    joined = KeyedJaggedTensor.concat([first.sync(), second.sync()])
-    assert joined.length_per_key_or_none() == [1, 2]
-    assert lists(joined) == {"b": [[1], []], "a": [[], [2, 3]]}
-    assert joined.weights().tolist() == [0.25, 0.5, 0.75]
-
-
-def test_concat_with_parts_not_synced_counts_later() -> None:
-    joined = KeyedJaggedTensor.concat([keyed({"b": [[1]]}, 1).sync(), keyed({"a": [[2, 3]]}, 1)])
-    assert joined.length_per_key_or_none() is None
-    assert joined.length_per_key() == [1, 2]
-
-
-def test_getitem_is_the_bags_of_that_key() -> None:
-    kjt = keyed({"a": [[1], [2, 3]], "b": [[], [4]]}, 2, weighted=True)
-    jt = kjt["b"]
-    assert isinstance(jt, JaggedTensor)
-    assert [bag.tolist() for bag in jt.to_dense()] == [[], [4]]
-    assert (jt.lengths().tolist(), jt.offsets().tolist(), jt.weights().tolist()) == ([0, 1], [0, 0, 1], [1.0])
 
 
 @pytest.mark.parametrize("compute_offsets", [False, True])
@@ -161,28 +77,6 @@ def test_from_jt_dict_with_variable_stride_takes_keys_of_different_numbers_of_ba
     kjt = KeyedJaggedTensor.from_jt_dict(parts, force_variable_stride=True)
     assert kjt.stride_per_key_per_rank() == [[2], [3]]
     assert [bags.lengths().tolist() for bags in kjt.to_dict().values()] == [[1, 2], [1, 1, 1]]
-
-
-def test_meta_batch_has_shapes() -> None:
-    kjt = KeyedJaggedTensor.from_lengths_sync(
-        ["a", "b"], torch.arange(5, device="meta"), torch.ones(4, device="meta").long()
-    )
-    assert kjt.length_per_key() == [3, 2]
-    assert [bags.lengths().shape for bags in kjt.to_dict().values()] == [(2,), (2,)]
-    assert kjt.permute([1]).values().shape == (2,)
-
-
-def test_from_jt_dict_of_nothing_has_no_keys() -> None:
-    assert KeyedJaggedTensor.from_jt_dict({}).keys() == []
-
-
-def test_from_lengths_sync_and_from_offsets_sync_know_the_counts() -> None:
-    by_lengths = KeyedJaggedTensor.from_lengths_sync(["a"], torch.tensor([1, 2]), torch.tensor([2, 0]))
-    by_offsets = KeyedJaggedTensor.from_offsets_sync(["a"], torch.tensor([1, 2]), torch.tensor([0, 2, 2]))
-    for kjt in (by_lengths, by_offsets):
-        assert kjt.length_per_key_or_none() == [2]
-        assert kjt.offset_per_key_or_none() == [0, 2]
-        assert lists(kjt) == {"a": [[1, 2], []]}
 
 
 def test_sync_and_unsync_remember_and_forget_the_counts() -> None:
@@ -230,18 +124,6 @@ def test_empty_has_no_keys(is_weighted: bool) -> None:
     assert weights is None or weights.dtype == torch.float64
 
 
-def test_empty_like_keeps_stride_and_dtypes() -> None:
-    like = keyed({"a": [[1], []]}, 2, torch.int32, torch.int64, weighted=True)
-    kjt = KeyedJaggedTensor.empty_like(like)
-    assert (kjt.keys(), kjt.stride(), kjt.values().numel()) == ([], 2, 0)
-    assert (kjt.values().dtype, kjt.weights().dtype, kjt.lengths().dtype) == (
-        torch.int32,
-        torch.float16,
-        torch.int64,
-    )
-    assert lists(KeyedJaggedTensor.concat([like, kjt])) == lists(like)
-
-
 def test_to_keeps_contents_counts_and_index_dtypes() -> None:
     kjt = keyed({"a": [[1], [2, 3]]}, 2, torch.int32, weighted=True).sync()
     moved = kjt.to(torch.device("cpu"), dtype=torch.float64)
@@ -250,16 +132,6 @@ def test_to_keeps_contents_counts_and_index_dtypes() -> None:
     assert (moved.values().dtype, moved.weights().dtype) == (torch.int32, torch.float64)
     assert kjt.weights().dtype == torch.float16
     assert lists(moved) == lists(kjt)
-
-
-def test_to_meta_keeps_the_form() -> None:
-    moved = keyed({"a": [[1], [2, 3]], "b": [[], []]}, 2).to("meta")
-    assert moved.device() == torch.device("meta")
-    assert (moved.keys(), moved.stride(), moved.lengths().shape[0]) == (["a", "b"], 2, 4)
-
-
-def test_str_without_keys_is_empty_parentheses() -> None:
-    assert str(KeyedJaggedTensor.empty()) == "KeyedJaggedTensor()"
 
 
 def test_str_with_weights_shows_both() -> None:
@@ -290,8 +162,3 @@ def test_getitem_unknown_key_names_the_nearest() -> None:
         UnknownNameError, match=r"no key 'prodct'\. It has 2: product, user\. Did you mean 'product'"
     ):
         kjt["prodct"]
-
-
-def test_getitem_not_a_string_says_so() -> None:
-    with pytest.raises(UnknownNameError, match=r"no key 0\. .*Keys are strings"):
-        keyed({"a": [[1]]}, 1)[0]  # type: ignore[index]

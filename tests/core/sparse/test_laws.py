@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 many = settings(max_examples=25, deadline=None)
@@ -111,47 +111,3 @@ def test_from_dense_lengths_undoes_to_padded_dense(
     again.validate()
     assert torch.equal(again.values(), jt.values())
     assert jt.weights_or_none() is None or torch.equal(again.weights(), jt.weights())
-
-
-@many
-@given(st.data())
-def test_regroup_is_cat_of_the_parts(data: st.DataObject) -> None:
-    batch_size = data.draw(st.integers(0, 3))
-    lengths = data.draw(st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=3))
-    parts = {
-        f"{which}.{position}": torch.randn(batch_size, length, dtype=torch.float64, requires_grad=True)
-        for which, row in enumerate(lengths)
-        for position, length in enumerate(row)
-    }
-    keyed_tensors = [
-        KeyedTensor(
-            keys := [f"{which}.{position}" for position in range(len(row))],
-            row,
-            torch.cat(
-                [torch.empty(batch_size, 0, dtype=torch.float64), *(parts[key] for key in keys)], dim=1
-            ),
-        )
-        for which, row in enumerate(lengths)
-    ]
-    group = st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=6) if parts else st.just([])
-    groups = data.draw(st.lists(group, max_size=3))
-    results = KeyedTensor.regroup(keyed_tensors, groups)
-    expected = [torch.cat([parts[key] for key in group], dim=1) for group in groups if group]
-    if not parts:
-        assert [tuple(result.shape) for result in results] == [(batch_size, 0)] * len(groups)
-        return
-    assert len(results) == len(expected)
-    for result, wanted in zip(results, expected, strict=True):
-        assert torch.equal(result, wanted)
-        factors = torch.randn_like(wanted)
-        inputs = list(parts.values())
-        for got, want in zip(
-            torch.autograd.grad(
-                (result * factors).sum(), inputs, retain_graph=True, allow_unused=True, materialize_grads=True
-            ),
-            torch.autograd.grad((wanted * factors).sum(), inputs, retain_graph=True, allow_unused=True),
-            strict=True,
-        ):
-            # A part in no group has no gradient; through the KeyedTensor that holds it, one of zeros.
-            want = torch.zeros_like(got) if want is None else want
-            torch.testing.assert_close(got, want)

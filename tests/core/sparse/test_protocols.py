@@ -1,8 +1,7 @@
-"""What Python and torch expect of values, and what TorchRec's batches hold besides ids in distinct bags."""
+"""What Python and torch expect of values, what batches hold besides ids in distinct bags, and operators in use."""
 
 from __future__ import annotations
 
-import copy
 import doctest
 import importlib
 import pickle
@@ -13,6 +12,7 @@ import pytest
 import torch
 from tests.programs import printed_by
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -40,14 +40,6 @@ def test_pickle_round_trip_gives_the_same(example: Any) -> None:
     assert type(copied) is type(example)
     assert (str(copied), repr(copied)) == (str(example), repr(example))
     copied.validate()
-
-
-def test_deepcopy_gives_the_same_with_memory_of_its_own(example: Any) -> None:
-    before = str(example)
-    copied = copy.deepcopy(example)
-    assert str(copied) == before
-    copied.values().zero_()
-    assert str(example) == before
 
 
 def test_pickle_read_by_a_fresh_process_that_imports_no_fbgemm(tmp_path: Path) -> None:
@@ -80,27 +72,9 @@ def test_pytree_structure_does_not_depend_on_what_was_derived() -> None:
     assert _pytree.tree_structure(fresh) == _pytree.tree_structure(by_offsets)
 
 
-def test_tree_map_reaches_every_tensor_in_a_nested_batch() -> None:
-    batch = {"sparse": [EXAMPLES["keyed_jagged_weighted"]()], "dense": EXAMPLES["keyed"]()}
-    doubled = _pytree.tree_map(lambda tensor: tensor * 2, batch)
-    assert doubled["sparse"][0].values().tolist() == [2, 4, 6]
-    assert doubled["sparse"][0].weights().tolist() == [1.0, 3.0, 5.0]
-    assert doubled["sparse"][0].lengths().tolist() == [2, 4]
-    assert doubled["dense"]["b"].tolist() == [[3.0, 5.0]]
-
-
 def test_tree_map_may_put_in_what_is_no_tensor() -> None:
     shapes = _pytree.tree_map(lambda tensor: tuple(tensor.shape), EXAMPLES["keyed_jagged"]())
     assert (shapes.values(), shapes.lengths()) == ((3,), (2,))
-
-
-def test_pytree_key_paths_name_the_tensors() -> None:
-    paths, _ = _pytree.tree_flatten_with_path({"batch": EXAMPLES["keyed_jagged_weighted"]()})
-    assert [_pytree.keystr(path) for path, _ in paths] == [
-        "['batch'].values",
-        "['batch'].lengths",
-        "['batch'].weights",
-    ]
 
 
 @pytest.mark.parametrize("name", ["jagged_tensor", "keyed_jagged_tensor", "keyed_tensor"])
@@ -111,14 +85,6 @@ def test_docstring_examples_give_what_they_show(name: str) -> None:
     assert result.failed == 0
 
 
-def test_float_values_are_held() -> None:
-    values = torch.rand(3)
-    batch = KeyedJaggedTensor(["a"], values, lengths=torch.tensor([1, 2]))
-    assert torch.equal(batch["a"].values(), values)
-    again = KeyedJaggedTensor.from_jt_dict(batch.to_dict())
-    assert torch.equal(again.values(), values)
-
-
 @pytest.mark.parametrize(
     "make", [JaggedTensor, lambda *own, **named: KeyedJaggedTensor(["a"], *own, **named)]
 )
@@ -127,11 +93,6 @@ def test_lengths_beside_offsets_are_both_held(make: Any) -> None:
     batch = make(torch.arange(3), lengths=lengths, offsets=offsets)
     assert batch.lengths() is lengths
     assert batch.offsets() is offsets
-
-
-def test_integer_weights_are_held() -> None:
-    batch = KeyedJaggedTensor(["a"], torch.arange(3), torch.arange(3), torch.tensor([1, 2]))
-    assert batch.weights().tolist() == [0, 1, 2]
 
 
 def test_repeated_keys_are_held_and_the_last_one_is_found() -> None:
@@ -209,3 +170,27 @@ def test_keyed_tensor_takes_known_places_if_they_are_right() -> None:
     assert KeyedTensor(["a", "b"], [1, 2], torch.ones(2, 3), **arguments).offset_per_key() == [0, 1, 3]
     with pytest.raises(InvalidInputError, match=r"offset_per_key is \[0, 2, 3\], but .* it is \[0, 1, 3\]"):
         KeyedTensor(["a", "b"], [1, 2], torch.ones(2, 3), offset_per_key=[0, 2, 3])
+
+
+class Operators(TorchDispatchMode):
+    """Records the names of FBGEMM's operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fbgemm: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "fbgemm":
+            self.fbgemm.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_operators_called_are_those_of_the_path(ops_path: str) -> None:
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 0, 2]))
+    with Operators() as operators:
+        kjt.offsets()
+        kjt.permute([1, 0])
+        JaggedTensor(torch.tensor([1, 2]), offsets=torch.tensor([0, 2])).to_padded_dense(1)
+    expected = ["asynchronous_complete_cumsum", "permute_2D_sparse_data", "jagged_to_padded_dense_forward"]
+    assert operators.fbgemm == (expected if ops_path == "fbgemm" else [])

@@ -37,24 +37,6 @@ def places(batch: KeyedJaggedTensor) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_each_key_has_its_own_bags(weighted: bool) -> None:
-    batch = keyed("u", "i", "z", weighted=weighted)
-    assert lists(batch) == BAGS
-    assert [batch[key].lengths().tolist() for key in BAGS] == [[2], [1, 0, 2], [1, 1]]
-    assert (batch.stride(), batch.stride_per_key(), batch.stride_per_key_per_rank()) == (
-        4,
-        [1, 3, 2],
-        [[1], [3], [2]],
-    )
-    assert batch.variable_stride_per_key()
-    assert batch.lengths_offset_per_key() == [0, 1, 4, 6]
-    assert batch.length_per_key() == [2, 3, 2]
-    assert batch.offset_per_key() == [0, 2, 5, 7]
-    if weighted:
-        assert batch["i"].weights().tolist() == [1.0, 1.5, 2.0]
-
-
-@pytest.mark.parametrize("weighted", [False, True])
 def test_permute_split_and_concat_move_bags_sizes_and_places(weighted: bool) -> None:
     batch = keyed("u", "i", "z", weighted=weighted)
     turned = batch.permute([2, 0])

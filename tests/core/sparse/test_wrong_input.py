@@ -103,21 +103,6 @@ def test_constructor_lengths_whose_sum_wraps_are_an_error(make: Callable[..., An
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"values": torch.tensor(1), "lengths": LENGTHS}, r"values must have 1 dimension or more, got 0"),
-        (
-            {"values": [1, 2, 3], "lengths": LENGTHS},
-            r"values must be a torch.Tensor or a NumPy array, got list",
-        ),
-    ],
-)
-def test_jagged_tensor_wrong_values_is_an_error(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidInputError, match=text):
-        JaggedTensor(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
         ({"values": IDS.view(3, 1)}, r"values must have 1 dimension, got 2: shape \[3, 1\]"),
         ({"values": [1, 2, 3]}, r"values must be a torch.Tensor or a NumPy array, got list"),
         ({"weights": torch.ones(3, 1)}, r"weights must have 1 dimension, got 2: shape \[3, 1\]"),
@@ -268,15 +253,6 @@ def test_wrong_batch_sizes_of_keys_are_an_error_with_both_numbers(
         pytest.skip("it has no such argument")
     with pytest.raises(InvalidInputError, match=text):
         make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **arguments).validate()
-
-
-def test_validate_finds_what_construction_off_the_cpu_did_not_look_at() -> None:
-    # As if on an accelerator: built without a look at the contents.
-    kjt = KeyedJaggedTensor._trusted(("a", "b"), IDS, 1, lengths=torch.tensor([2, 2]))
-    with pytest.raises(InvalidInputError, match=r"lengths add up to 4, but there are 3 values"):
-        kjt.validate()
-    with pytest.raises(InvalidInputError, match=r"offsets end at 2, but there are 3 values"):
-        JaggedTensor._trusted(IDS, {}, offsets=torch.tensor([0, 2])).validate()
 
 
 def test_constructor_off_the_cpu_does_not_read_contents() -> None:

@@ -22,7 +22,6 @@ from shardwright import (
     Watch,
 )
 from shardwright.host import host
-from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
 
@@ -70,33 +69,6 @@ def test_enumerate_offers_types_by_layouts_by_kernels_in_a_fixed_order():
     ]
 
 
-def ranks_of(options, option):
-    """The rank of each shard: of a run the first has the run's, the next the next."""
-    runs = options.shards_of(option)
-    pairs = zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True)
-    return [FREE if rank == FREE else rank + i for rank, count in pairs for i in range(count)]
-
-
-def test_enumerate_columns_describe_the_blocks_of_each_layout():
-    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
-    for option in range(options.num_options):
-        blocks = options.layouts[option].blocks
-        assert options.spread(options.num_rows, option).tolist() == [block.num_rows for block in blocks]
-        assert options.spread(options.num_columns, option).tolist() == [block.num_columns for block in blocks]
-        assert ranks_of(options, option) == [FREE if b.rank is None else b.rank for b in blocks]
-        assert (options.option[options.shards_of(option)] == option).all()
-        assert options.shards_per_option[option] == len(blocks)
-        for code, block in zip(options.spread(options.request, option).tolist(), blocks, strict=True):
-            kernel, request = options.requests[code]
-            assert kernel == options.compute_kernel[option]
-            assert (request.num_columns, request.embedding_dim) == (
-                block.num_columns,
-                options.tables[options.table[option]].embedding_dim,
-            )
-    assert options.first_option.tolist() == [0, 6, 12]
-    assert options.first_shard[-1] == options.num_shards
-
-
 def test_enumerate_counts_ids_and_bags_of_all_features():
     table = TableSpec("t", 10, 8, ["a", "b"])
     options = options_of(
@@ -126,20 +98,9 @@ def test_enumerate_without_optimizer_offers_the_kernels_that_show_gradients():
     assert "visible" in {kernel for *_, kernel in described(options)}
 
 
-def test_enumerate_kernel_that_shows_gradients_is_taken_when_named():
-    options = options_of(TABLE, t={"compute_kernels": ["visible"]})
-    assert {kernel for *_, kernel in described(options)} == {"visible"}
-
-
 def test_enumerate_aliases_name_the_same_plugins():
     options = options_of(TABLE, t={"sharding_types": ["entire"], "compute_kernels": ["simple"]})
     assert described(options) == [("t", "whole", "", "plain")]
-
-
-def test_enumerate_type_that_does_not_apply_is_refused_with_its_reason():
-    options = options_of(TABLE, ranks=3)
-    assert "only_pairs" not in {kind for _, kind, *_ in described(options)}
-    assert [r.reason for r in options.refusals if r.name == "only_pairs"] == ["needs 2 ranks, there are 3"]
 
 
 @pytest.mark.parametrize("is_generator", [False, True])
@@ -213,17 +174,6 @@ def test_enumerate_device_group_of_another_device_raises():
         options_of(TABLE, t={"device_group": "cuda"})
 
 
-def test_enumerate_is_weighted_of_the_constraint_reaches_the_kernel():
-    options = options_of(TABLE, t={"is_weighted": True})
-    assert all(request.is_weighted for _, request in options.requests)
-    assert options.is_weighted.tolist() == [True]
-
-
-def test_row_fraction_of_a_table_smaller_than_the_ranks_is_zero_for_empty_shards():
-    options = options_of(TableSpec("t", 2, 8, ["f"]), ranks=3, t={"sharding_types": ["slices"]})
-    assert options.spread(options.row_fraction, 0).tolist() == [0.5, 0.5, 0.0]
-
-
 @pytest.mark.parametrize(("by_shape", "asked"), [(True, ["a", "c"]), (False, ["a", "b", "c"])])
 def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_with, by_shape, asked):
     seen = []
@@ -272,31 +222,6 @@ def test_enumerate_tables_that_a_type_tells_apart_stand_apart(host_with):
     assert options.rank.tolist() == [0, 0, 1, 1]  # each table with two kernels
 
 
-def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
-    unasked = type_of(name="unasked", offered="by_name")
-    with host_with(sharding_types=[unasked, Whole]):
-        tables = [TABLE, attrs.evolve(TABLE, name="u")]
-        offered = described(options_of(*tables, u={"sharding_types": ["unasked", "whole"]}))
-        assert {name for _, name, _, _ in offered[:2]} == {"whole"}
-        assert {name for _, name, _, _ in offered[2:]} == {"unasked", "whole"}
-    text = r"no option is left.*Refused: nothing is offered unasked\. Offered only to .* name them: unasked\."
-    with host_with(sharding_types=[unasked]), pytest.raises(PlanningError, match=text):
-        options_of(TABLE)
-
-
-@pytest.mark.parametrize(
-    ("absent", "told"),
-    [
-        (["sharding_types"], "no sharding type is loaded"),
-        (["compute_kernels"], "no compute kernel is loaded"),
-        (["sharding_types", "compute_kernels"], "no sharding type and no compute kernel is loaded"),
-    ],
-)
-def test_enumerate_says_which_plugins_are_missing(host_with, absent, told):
-    with host_with(**dict.fromkeys(absent, ())), pytest.raises(PlanningError, match=f"Refused: {told}\\. "):
-        options_of(TABLE)
-
-
 def raise_for(table, topology):
     raise KeyError("no such shape")
 
@@ -319,49 +244,6 @@ def raise_for(table, topology):
 def test_enumerate_type_that_gives_wrong_layouts_is_named_with_the_table(host_with, layouts, text):
     with host_with(sharding_types=[type_of(layouts)]), pytest.raises(PlanningError, match=text):
         options_of(TABLE)
-
-
-class Hosted(ShardingType):
-    """Two columns blocks on hosts with labels 5 and 2, the first with a place there."""
-
-    name, abbreviation = "hosted", "HO"
-    offered = "always"
-
-    def layouts(self, table, topology, constraints):
-        yield Layout(
-            [
-                Block(table.all_rows, table.columns(0, 4), host_group=5, local_rank=1),
-                Block(table.all_rows, table.columns(4, 8), host_group=2),
-            ]
-        )
-
-
-def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
-    tables = [TABLE, TableSpec("u", 3, 8, ["g"])]
-    with host_with(sharding_types=[Hosted]):
-        topology = Topology(4, "cpu", local_world_size=2)
-        options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
-    assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
-    assert options.local_rank.tolist() == [1, FREE] * 4
-    assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
-
-
-def test_enumerate_on_a_single_host_the_rank_inside_it_is_the_rank(host_with):
-    with host_with(sharding_types=[Hosted]):
-        options = options_of(TABLE)
-    assert options.rank.tolist() == [1, FREE] * 2
-    assert set(options.gang.tolist()) == {NO_GANG}
-    assert set(options.local_rank.tolist()) == {FREE}
-
-
-def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_with):
-    with (
-        host_with(sharding_types=[Hosted]),
-        pytest.raises(PlanningError, match=r"'hosted' broke its contract: .* on rank 1 of 1 ranks of a host"),
-    ):
-        enumerate_options(
-            [TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1
-        )
 
 
 def test_options_that_end_early_blame_no_sharding_type_that_took_little_of_the_time():

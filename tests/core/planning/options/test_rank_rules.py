@@ -44,24 +44,9 @@ def shards_of(tables, *, sizes=None, ranks=3, room=100):
     )
 
 
-def test_rank_rules_of_constraints_without_any_are_none():
-    assert rules_of(a={"pooling_factors": [3]}) is None
-
-
 def test_place_within_no_rules_is_the_partitioners_answer():
     shards = shards_of(range(6))
     np.testing.assert_array_equal(place_within(None, FirstFit(), shards), FirstFit().place(shards))
-
-
-def test_place_within_pins_keeps_together_and_apart():
-    rules = rules_of(
-        a={"ranks": 2}, b={"together": "x"}, c={"together": "x", "apart": ["y"]}, d={"apart": "y"}
-    )
-    ranks = place_within(rules, FirstFit(), shards_of(range(6)))
-    assert ranks[0] == 2
-    assert ranks[1] == ranks[2] != ranks[3]
-    assert ranks[4] == ranks[5] == 0  # no rule is for them: where the partitioner puts them
-    assert broken_rule(rules, shards_of(range(6)), ranks) == ""
 
 
 def test_place_within_a_pinned_table_takes_of_memory_alone(monkeypatch):
@@ -72,12 +57,6 @@ def test_place_within_a_pinned_table_takes_of_memory_alone(monkeypatch):
     (asked,) = seen
     assert asked.rank.tolist() == [2, *[-1] * 5]
     assert [bool(needs.any()) for needs in asked.memory_bytes[:, 1:]] == [False, True, *[False] * 4]
-
-
-def test_place_within_a_set_of_ranks_uses_no_others():
-    rules = rules_of(**{name: {"ranks": [1, 2]} for name in "abc"})
-    ranks = place_within(rules, FirstFit(), shards_of(range(6), sizes=[60, 60, 40, 60, 1, 1], room=100))
-    assert ranks.tolist() == [1, 2, 1, 0, 0, 0]
 
 
 def test_place_within_apart_tables_leave_ranks_for_one_another():
@@ -99,14 +78,6 @@ def test_place_within_apart_tables_leave_ranks_to_those_that_may_use_no_other():
     held = {"ranks": [0, 2], "apart": "y"}
     rules = rules_of(a={"apart": "y"}, b=held, c=held)
     assert place_within(rules, FirstFit(), shards_of(range(6))).tolist()[:3] == [1, 0, 2]
-
-
-def test_place_within_rules_that_leave_no_rank_is_a_misfit_of_memory():
-    pairs = {"a": ["x", "y"], "b": ["y", "z"], "c": ["x", "z"]}
-    rules = rules_of(**{name: {"ranks": [0, 2], "apart": own} for name, own in pairs.items()})
-    misfit = place_within(rules, FirstFit(), shards_of(range(6)))
-    assert isinstance(misfit, Misfit)
-    assert (misfit.table, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (2, "ddr", 1, 0)
 
 
 @drawn(st.data(), quick=50, thorough=300)

@@ -4,13 +4,11 @@ import copy
 import json
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.as_asked import AsAsked, AsAskedByShape
 from tests.core.planning.conftest import make_host
 
 import shardwright as sw
@@ -38,7 +36,6 @@ from shardwright.host import use_host
 from shardwright.planning.text import plain_json
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.plan_differences.check import check_plan
-from shardwright_plugins.plan_differences.explain import explain_table
 
 
 def planned(*tables, **rules):
@@ -82,33 +79,6 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["whole", "slices"])
-def test_json_round_trip_is_the_identity(kind):
-    plan = planned(*TABLES, a=kind, b=kind)
-    again = ShardingPlan.from_json(plan.to_json())
-    assert again == plan
-    assert again.to_json() == plan.to_json()
-
-
-def test_json_has_the_documented_form():
-    plan = planned(TABLES[0], a="whole")
-    document = document_of(plan)
-    assert (document["format"], document["version"]) == ("shardwright-plan", 1)
-    assert document["objective"]["name"] == "largest_rank_time"
-    assert document["topology"]["world_size"] == 3
-    assert document["modules"] == {
-        "": {
-            "a": {
-                "sharding_type": "whole",
-                "compute_kernel": "plain",
-                "num_embeddings": 10,
-                "embedding_dim": 8,
-                "shards": [{"rank": 0, "rows": [0, 10], "columns": [0, 8]}],
-            }
-        }
-    }
-
-
 def test_json_extras_and_variant_of_a_plugin_survive():
     plan = planned(TABLES[0], a="slices")
     entry = document_of(plan)["modules"][""]["a"]
@@ -127,15 +97,6 @@ def test_json_keys_of_others_survive_at_every_level():
     document["modules"][""]["a"]["x-acme"] = "kept"
     document["modules"][""]["a"]["shards"][1]["x-acme"] = [3]
     assert document_of(ShardingPlan.from_json(json.dumps(document))) == document
-
-
-def test_json_rows_that_are_no_runs_name_their_part():
-    class_of_rows = {"name": "modulo", "num_rows": 10, "parts": 3}
-    shards = [shard(rank, {"part": rank, "num_rows": n}, [0, 8]) for rank, n in enumerate((4, 3, 3))]
-    document = hand_written(shards, row_map=class_of_rows)
-    plan = ShardingPlan.from_json(json.dumps(document))
-    assert [block.num_rows for block in plan.plan["m"]["t"].layout.blocks] == [4, 3, 3]
-    assert document_of(plan)["modules"] == document["modules"]
 
 
 @pytest.mark.parametrize(
@@ -167,21 +128,6 @@ class Anyhow(ShardingType):
 HALVES = [shard(2, [0, 10], [0, 4]), shard(1, [0, 10], [4, 8])]
 
 
-def test_from_json_edited_by_hand_moves_the_shard():
-    document = document_of(planned(TABLES[0], a="whole"))
-    document["modules"][""]["a"]["shards"] = [shard(2, [0, 10], [0, 8])]
-    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["a"].ranks == [2]
-
-
-def test_from_json_edited_by_hand_into_another_sharding_type_is_read_as_that(host_with):
-    document = document_of(planned(TABLES[0], a="whole"))
-    document["modules"][""]["a"].update(sharding_type="anyhow", shards=HALVES)
-    with host_with(sharding_types=[Anyhow]):
-        sharding = ShardingPlan.from_json(json.dumps(document)).plan[""]["a"]
-    assert sharding.ranks == [2, 1]
-    assert [s.placement for s in sharding.sharding_spec.shards] == ["rank:2/cuda:2", "rank:1/cuda:1"]
-
-
 def test_from_json_shards_that_the_named_type_would_not_make_are_read_as_they_are():
     document = document_of(planned(TABLES[0], a="whole"))
     document["modules"][""]["a"]["shards"] = HALVES
@@ -190,37 +136,6 @@ def test_from_json_shards_that_the_named_type_would_not_make_are_read_as_they_ar
     (problem,) = check_plan(plan).problems
     assert "table 'a'" in problem
     assert "no option has the plan's 2 shards" in problem
-
-
-LOOKED_AT = {
-    "extras": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": True}}),
-    "data type": (TableSpec("t", 10, 8, ["f"], data_type="FP16"), {}),
-    "neither": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": False}}),
-}
-
-
-@pytest.mark.parametrize("kind", [AsAsked, AsAskedByShape])
-@pytest.mark.parametrize("case", sorted(LOOKED_AT))
-def test_json_of_a_type_that_looks_at_extras_or_data_type_comes_back(host_with, kind, case):
-    table, more = LOOKED_AT[case]
-    rule = ParameterConstraints(sharding_types=[kind.name], **more)
-    with host_with(sharding_types=[kind]):
-        planner = EmbeddingShardingPlanner(Topology(3, "cuda"), constraints={"t": rule})
-        # A table of the same shape of which nothing is asked: what a type said of one is not said of the other.
-        other = attrs.evolve(table, name="u", data_type="FP32")
-        plan = planner.plan_tables([table, other])
-        again = ShardingPlan.from_json(plan.to_json())
-        assert again == plan
-        assert check_plan(again).problems == []
-        assert explain_table(again, "t").chosen.sharding_type == kind.name
-
-
-def test_json_of_a_hand_written_document_is_not_compared_with_what_nobody_asked(host_with):
-    """Without inputs nothing says what the type was told; blocks and dataflow say all that the engine needs."""
-    rows = [shard(rank, bounds, [0, 8]) for rank, bounds in enumerate(([0, 4], [4, 8], [8, 10]))]
-    with host_with(sharding_types=[AsAsked]):
-        plan = ShardingPlan.from_json(json.dumps(hand_written(rows, sharding_type="as_asked")))
-    assert plan.plan["m"]["t"].ranks == [0, 1, 2]
 
 
 def _alike(**changes):
@@ -233,15 +148,6 @@ def _alike(**changes):
     second["shards"][0].update(changes)
     tables["b"] = second
     return json.dumps(document)
-
-
-def test_from_json_tables_that_are_cut_alike_have_their_own_ranks():
-    plan = ShardingPlan.from_json(_alike())
-    assert [plan.plan["m"][name].ranks for name in "tb"] == [[0, 1], [2, 0]]
-    assert document_of(plan)["modules"] == json.loads(_alike())["modules"]
-    assert [block.rows for block in plan.plan["m"]["b"].layout.blocks] == [
-        block.rows for block in plan.plan["m"]["t"].layout.blocks
-    ]
 
 
 @pytest.mark.parametrize(
@@ -257,14 +163,6 @@ def test_from_json_tables_that_are_cut_alike_have_their_own_ranks():
 def test_from_json_table_almost_like_one_before_is_checked_itself(changes, text):
     with pytest.raises(PlanError, match=text):
         ShardingPlan.from_json(_alike(**changes))
-
-
-def test_from_json_rows_cut_elsewhere_than_a_planner_would_are_read():
-    document = document_of(planned(TABLES[0], a="slices"))
-    del document["modules"][""]["a"]["extras"]
-    document["modules"][""]["a"].pop("row_map", None)
-    document["modules"][""]["a"]["shards"] = [shard(2, [0, 1], [0, 8]), shard(0, [1, 10], [0, 8])]
-    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["a"].ranks == [2, 0]
 
 
 @st.composite
@@ -388,29 +286,6 @@ def test_from_json_wrong_document_raises(change, text):
         ShardingPlan.from_json(json.dumps({**document, **change}))
 
 
-def test_from_json_no_json_says_where():
-    with pytest.raises(PlanError, match=r"no JSON: .* at line 2, column 1"):
-        ShardingPlan.from_json('{"format": 1,\n')
-
-
-def test_from_json_key_twice_raises():
-    with pytest.raises(PlanError, match="the key 'format' twice in one object"):
-        ShardingPlan.from_json('{"format": 1, "format": 2}')
-
-
-def test_to_json_has_a_line_for_each_shard_and_starts_with_the_format():
-    lines = planned(TABLES[0], a="slices").to_json().splitlines()
-    assert lines[1:3] == [' "format": "shardwright-plan",', ' "version": 1,']
-    assert sum(line.strip().startswith('{"rank"') for line in lines) == 3
-
-
-def test_str_of_a_plan_shows_tables_and_shards():
-    rows = [" ".join(line.split()) for line in str(planned(*TABLES, a="slices", b="whole")).splitlines()]
-    assert "module: tower" in rows
-    assert "a | slices | plain | 0-2" in rows
-    assert "b | [0, 0] | [2, 4] | rank:0/cuda:0" in rows
-
-
 def test_repr_of_a_plan_has_torchrecs_shape():
     text = repr(planned(TABLES[0], a="whole").plan)
     assert text == (
@@ -425,14 +300,6 @@ def test_places_of_shards_tell_rank_and_device():
     assert shard.placement == "rank:0/cuda:0"
     assert (shard.placement.rank(), shard.placement.device()) == (0, torch.device("cuda", 0))
     assert ShardMetadata([0, 0], [1, 1], "rank:12/cpu").placement.rank() == 12
-
-
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
-def test_from_json_number_that_is_not_finite_is_an_error(number):
-    objective = f'{{"value_ms": {number}}}'
-    text = f'{{"format": "shardwright-plan", "version": 1, "objective": {objective}, "modules": {{}}}}'
-    with pytest.raises(PlanError, match="not finite"):
-        ShardingPlan.from_json(text)
 
 
 class Spread(ShardingType):
@@ -502,19 +369,6 @@ def test_json_of_many_shards_on_neighbouring_ranks_is_one_entry_each(blocks, ent
         assert again.plan["m"]["t"].digest() == plan.plan["m"]["t"].digest()
 
 
-def test_json_of_many_shards_reads_as_the_same_shards_one_by_one():
-    blocks = [Block(part, COLUMNS, rank=rank) for rank, part in enumerate(RowsRange(100, parts=RANKS))]
-    with use_host(make_host(sharding_types=[Spread])):
-        document = json.loads(spread_over(blocks).to_json())
-        entry = document["modules"]["m"]["t"]
-        (run,) = entry["shards"]
-        assert run == {"ranks": [0, 39], "rows": {"parts": [0, 39]}, "columns": [0, 8]}
-        entry["shards"] = [shard(rank, list(block.rows.bounds), [0, 8]) for rank, block in enumerate(blocks)]
-        del entry["row_map"]  # as documents were before
-        old = ShardingPlan.from_json(json.dumps(document))
-        assert old.plan["m"]["t"].layout.blocks == tuple(blocks)
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -532,26 +386,6 @@ def test_from_json_refuses_runs_of_shards_that_cannot_be(change, text):
         document["modules"]["m"]["t"]["shards"][0].update(change)
         with pytest.raises(PlanError, match=text):
             ShardingPlan.from_json(json.dumps(document))
-
-
-def test_from_json_refuses_runs_of_shards_without_a_row_map():
-    with use_host(make_host(sharding_types=[Spread])):
-        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
-        del document["modules"]["m"]["t"]["row_map"]
-        with pytest.raises(PlanError, match="needs the table's row_map"):
-            ShardingPlan.from_json(json.dumps(document))
-
-
-def test_from_json_derives_the_row_map_from_the_bounds_of_copies_too():
-    copied = {"ranks": [0, RANKS - 1], "rows": [0, 2], "columns": [0, 8], "dataflow": {"name": "replicate"}}
-    with use_host(make_host(sharding_types=[Spread])):
-        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
-        entry = document["modules"]["m"]["t"]
-        del entry["row_map"]
-        entry["shards"] = [copied, shard(3, [2, 100], [0, 8])]
-        layout = ShardingPlan.from_json(json.dumps(document)).plan["m"]["t"].layout
-    assert layout.row_map == RowsSplit((0, 2, 100))
-    assert layout.ranks == [*range(RANKS), 3]
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:

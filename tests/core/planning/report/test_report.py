@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import json
-
 import pytest
-from tests.core.planning.conftest import Plain, make_host
 
 import shardwright as sw
 from shardwright import EmbeddingShardingPlanner, OptimizerSpec, ParameterConstraints, TableSpec, Topology
-from shardwright.host import use_host
 from shardwright.planning.plan.sharding import ranks_text
 from shardwright.planning.report.report import writer_of
 from shardwright.planning.text import bytes_text
@@ -52,22 +48,6 @@ def test_report_memory_and_shards_of_each_rank_are_those_of_the_plans_blocks():
         assert rank["types"] == ({"whole": expected} if rank["time_ms"] else {})
 
 
-def test_report_in_a_format_of_a_plugin_is_made_of_its_json_data():
-    class Titles(sw.Extension):
-        name = "report:titles"
-
-        def load(self):
-            return lambda data, title: f"{title}: {json.dumps(data)}"
-
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=1000), storage_reservation=0.0)
-    planner.plan_tables([TableSpec("t", 10, 8, ["f"])])
-    with use_host(make_host(extensions=[Titles])):
-        title, _, data = planner.report.to_format("titles", "Mine").partition(": ")
-    assert (title, json.loads(data)) == ("Mine", planner.report.to_data())
-    assert json.loads(planner.report.to_format("json")) == planner.report.to_data()
-    assert planner.report.to_format("txt") == f"{planner.report}\n"
-
-
 def test_report_in_an_unknown_format_names_the_known_ones():
     with pytest.raises(
         sw.UnknownPluginError, match=r"no report 'jso'. Known: json, txt. Did you mean 'json'"
@@ -84,58 +64,6 @@ def test_report_says_which_kernel_was_refused_and_which_taken_instead():
         "compute kernel 'plain' refused for 2 tables ('t', ...): plain knows no adam; 'thorough' taken"
         in lines
     )
-
-
-def test_report_kernel_refused_for_some_layouts_only_says_so():
-    class WholeRows(Plain):
-        name, aliases = "whole_rows", ()
-
-        def supports(self, request):
-            return "columns are cut" if request.cuts_columns else True
-
-    rules = {"t": ParameterConstraints(compute_kernels=["whole_rows", "plain"])}
-    with use_host(make_host(compute_kernels=[WholeRows, Plain])):
-        lines = lines_of([TableSpec("t", 10, 8, ["f"])], constraints=rules)
-    assert (
-        "compute kernel 'whole_rows' refused for 't': columns are cut; 'whole_rows' taken with another layout"
-    ) in lines
-
-
-class Preferred(Plain):
-    """Refuses tables of more than eight columns."""
-
-    name, aliases, preference = "preferred", (), 5
-
-    def supports(self, request):
-        return True if request.embedding_dim <= 8 else "too many columns"
-
-
-class Unwilling(Plain):
-    name, aliases = "unwilling", ()
-
-    def supports(self, request):
-        return "no room"
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_report_tells_refusals_of_what_was_asked_for_or_preferred_and_names_the_others(asked):
-    rules = {"u": ParameterConstraints(compute_kernels=["unwilling", "plain"])} if asked else None
-    tables = [TableSpec(name, 10, dim, [name]) for name, dim in (("t", 8), ("u", 16), ("v", 16))]
-    with use_host(make_host(compute_kernels=[Plain, Preferred, Unwilling])):
-        planner = EmbeddingShardingPlanner(
-            Topology(4, "cpu", ddr_cap=10_000), constraints=rules, storage_reservation=0.0
-        )
-        planner.plan_tables(tables)
-    _, *lines = planner.report.kernel_lines
-    of_type = "sharding type 'only_pairs' refused for"
-    assert not any(of_type in line for line in lines)
-    assert any(line.startswith(of_type) for line in planner.report.to_data()["refusals"])
-    assert [line.split(":")[0].strip() for line in lines] == [
-        *(["compute kernel 'unwilling' refused for 'u'"] if asked else []),
-        "compute kernel 'preferred' refused for " + ("'v'" if asked else "2 tables ('u', ...)"),
-        *(["1 refused that nobody asked for"] if asked else ["2 refused that nobody asked for"]),
-    ]
-    assert lines[-1].endswith(": only_pairs" if asked else ": only_pairs, unwilling")
 
 
 def test_report_assumptions_have_units():

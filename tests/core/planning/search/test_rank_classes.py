@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, FirstFit, Plain, Slices, Weights, Whole, make_host
 from tests.drawn import drawn
 
-from shardwright.errors import InvalidInputError, PlanError
+from shardwright.errors import PlanError
 from shardwright.host import host, use_host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
@@ -114,35 +114,6 @@ def test_weights_of_classes_prove_what_no_others_prove():
             reason(weights=wrong)
 
 
-def test_runs_of_shards_with_given_ranks_are_cut_where_the_speed_changes():
-    even, unlike = space_of([12], [1.0, 1.0, 1.0]), space_of([12], [1.0, 1.0, 0.5])
-    sizes = {}
-    for space in (even, unlike):
-        slices = space.options.shards_of(1)
-        sizes[space] = list(
-            zip(space.options.rank[slices].tolist(), space.options.count[slices].tolist(), strict=True)
-        )
-    assert sizes[even] == [(0, 3)]
-    assert sizes[unlike] == [(0, 2), (2, 1)]
-    runs = unlike.options.shards_of(1)
-    fast, slow = unlike.class_ms[runs]
-    assert fast[0] == fast[1] < slow[0] == slow[1]  # on its own ranks, whatever the class
-
-
-def test_estimator_that_knows_no_speed_has_the_same_costs_on_all_ranks():
-    space = space_of([12], [1.0, 0.5, 2.0], estimator="cells")
-    assert space.class_ms.shape[1] == 3
-    assert (space.class_ms == space.class_ms[:, :1]).all()
-    assert space.cost_ms == pytest.approx(space.class_ms[:, 0])
-
-
-def test_costs_of_ranks_of_one_speed_are_columns_of_one_class():
-    space = space_of([12, 7], [0.5, 0.5, 0.5])
-    assert all(column.shape == (space.options.num_shards,) for column in space.phases.values())
-    assert (space.cost_ms == sum(space.phases.values())).all()
-    assert len(space.topology.classes) == 1
-
-
 def test_partitioner_that_knows_no_speed_gives_a_plan_whose_times_are_right():
     tables = [TableSpec(f"t{i}", 20 + i, 4, ["f"]) for i in range(4)]
     planner = TablePlanner(
@@ -165,30 +136,6 @@ def test_partitioner_that_knows_no_speed_gives_a_plan_whose_times_are_right():
     assert sum(table["time_ms"] for table in report.tables) == pytest.approx(expected)
     header = next(line for line in str(report).splitlines() if line.lstrip().startswith("rank"))
     assert header.replace("|", " ").split()[:2] == ["rank", "speed"]
-
-
-def test_topology_tells_the_speed_of_ranks_and_is_had_again_from_its_data():
-    topology = Topology(4, "cpu", ddr_cap=MIB, speed=[1, 0.5, 1, 0.5])
-    assert topology.to_data()["speed"] == [1.0, 0.5, 1.0, 0.5]
-    assert Topology.from_data(topology.to_data()) == topology
-    assert topology.rank_class.tolist() == [0, 1, 0, 1]
-    assert [own.speeds for own in topology.classes] == [(1.0,) * 4, (0.5,) * 4]
-    assert [own.speed for own in topology.classes] == [1.0, 0.5]
-    assert topology.speed == 0.5
-    fast, slow = (own.read_bandwidth("device") for own in topology.classes)
-    assert slow == fast / 2
-    assert topology.provenance["speed"].origin == "given"
-    even = Topology(4, "cpu", ddr_cap=MIB)
-    assert "speed" not in even.to_data()
-    assert "speed" not in even.provenance
-    assert Topology(4, "cpu", ddr_cap=MIB, speed=1.0) == even
-    assert Topology(4, "cpu", ddr_cap=MIB, speed=0.5).to_data()["speed"] == 0.5
-
-
-@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e9, [1.0], [1.0, 0.0], "fast"])
-def test_topology_with_a_speed_that_is_none_is_refused(speed):
-    with pytest.raises(InvalidInputError, match="speed"):
-        Topology(2, "cpu", speed=speed)
 
 
 def test_mixed_devices_have_speeds_of_their_own():

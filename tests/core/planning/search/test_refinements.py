@@ -11,12 +11,10 @@ import pytest
 from tests.core.planning.conftest import Whole, make_host
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
+from shardwright.errors import PlanningError
 from shardwright.host import use_host
 from shardwright.planning.machines.topology import InputValue
 from shardwright.planning.search.placement import Placed
-from shardwright.planning.tables.constraints import Constraints
-from shardwright_plugins.plan_differences.check import check_plan
 
 TABLES = [sw.TableSpec(name, 10, 8, [name]) for name in "ab"]
 TOPOLOGY = sw.Topology(2, "cpu", ddr_cap=1000)
@@ -67,37 +65,6 @@ def test_refinements_are_around_each_other_and_tell_plan_and_report() -> None:
     assert plan.document["inputs"]["outer"] == {"value": 1, "provenance": "given"}
 
 
-def test_refinement_changes_what_is_asked_and_the_plan_says_so() -> None:
-    def on_one_rank(search: Any, request: Any, watch: Any) -> Any:
-        rules = Constraints({"*": sw.ParameterConstraints(ranks=1)})
-        return search(attrs.evolve(request, constraints=rules), watch)
-
-    plan, _ = planned(on_one_rank)
-    assert [sharding.ranks for sharding in plan.plan[""].values()] == [[1], [1]]
-    assert plan.document["inputs"]["constraints"]["value"] == {"*": {"ranks": [1]}}
-
-
-def test_refinement_keeps_other_memory_free_and_the_plan_says_so() -> None:
-    def keeping(num_bytes: int) -> Any:
-        kept = sw.StorageReservation(fixed_bytes=num_bytes)
-        return lambda search, request, watch: search(attrs.evolve(request, given_reservation=kept), watch)
-
-    plan, _ = planned(keeping(500))  # of 1000, of which a table takes 320
-    assert plan.document["inputs"]["storage_reservation"]["value"]["fixed_bytes"] == 500
-    assert check_plan(plan).problems == []
-    with pytest.raises(sw.NoPlanError):
-        planned(keeping(800))
-
-
-def test_refinement_places_another_plan_which_is_rated() -> None:
-    plan, report = planned(placed_on(1, 0))
-    assert [sharding.ranks for sharding in plan.plan[""].values()] == [[1], [0]]
-    both, crowded = planned(placed_on(1, 1))
-    assert [sharding.ranks for sharding in both.plan[""].values()] == [[1], [1]]
-    assert crowded.plan.value_ms == pytest.approx(2 * report.plan.value_ms)
-    assert check_plan(both).problems == []
-
-
 @pytest.mark.parametrize(
     ("refinement", "text"),
     [
@@ -126,38 +93,3 @@ def test_refinement_that_hides_a_plan_that_does_not_fit_is_found_out() -> None:
 
     with pytest.raises(PlanningError, match="refinement 'moved' broke its contract"):
         planned(moved)
-
-
-class Twice:
-    """Searches so many times."""
-
-    def __init__(self, times: int = 2) -> None:
-        self.times = times
-
-    def __call__(self, search: Any, request: Any, watch: Any) -> Any:
-        for _ in range(self.times):
-            found = search(request, watch)
-        return attrs.evolve(found, notes=(f"searched {self.times} times",))
-
-
-class Offered(sw.Extension):
-    name = "refinement:twice"
-
-    def load(self) -> Any:
-        return Twice
-
-
-def test_refinement_by_name_takes_arguments_and_stands_in_the_plan() -> None:
-    with use_host(make_host(extensions=[Offered])):
-        plan, report = planned("twice:times=3")
-        assert "searched 3 times" in report.summary
-        origins = [own for own in plan.document["plugins"] if own["kind"] == "extensions"]
-        assert [own["name"] for own in origins] == ["refinement:twice"]
-        with pytest.raises(
-            UnknownPluginError, match=r"no refinement 'twise'. Known: twice. Did you mean 'twice'"
-        ):
-            planned("twise")
-        with pytest.raises(InvalidInputError, match=r"'twice' cannot be made with time=3: .*times"):
-            planned("twice:time=3")
-        with pytest.raises(InvalidInputError, match="names of refinements, or functions"):
-            planned(Twice)

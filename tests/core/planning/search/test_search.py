@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import attrs
 import numpy as np
 import pytest
 
 from shardwright.contracts import Partitioner, Proposer, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.host import host
-from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import estimate_costs
 from shardwright.planning.search.objectives import largest_rank_time, step_time
-from shardwright.planning.search.placement import ProposedShards, propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
@@ -59,71 +56,10 @@ class Unruly(Partitioner):
         return self.answer(shards)
 
 
-def test_propose_gathers_the_shards_of_each_chosen_option():
-    space = space_of(ranks=4)
-    options, proposal = space.options, np.array([2, 8, 16])
-    shards = propose(space, proposal, with_fixed=True)
-    for column, of_shards in (
-        (np.arange(options.num_shards), shards.shard),
-        (space.cost_ms, shards.cost_ms),
-        (space.memory_bytes, shards.memory_bytes),
-    ):
-        expected = np.concatenate([options.spread(column, option) for option in proposal])
-        np.testing.assert_array_equal(of_shards, expected)
-    counts = options.shards_per_option[proposal]
-    np.testing.assert_array_equal(shards.table, np.repeat([0, 1, 2], counts))
-    expected = [block.rank for option in proposal for block in options.layouts[option].blocks]
-    assert shards.rank.tolist() == [FREE if rank is None else rank for rank in expected]
-
-
-def test_propose_folds_what_its_layout_places():
-    space = space_of(ranks=4)
-    proposal = np.array([2, 8, 14])
-    every, free = propose(space, proposal, with_fixed=True), propose(space, proposal)
-    fixed = every.is_fixed
-    assert fixed.any()
-    assert not free.is_fixed.any()
-    np.testing.assert_array_equal(free.shard, every.shard[~fixed])
-    ranks = np.where(fixed, every.rank, 1)
-    np.testing.assert_allclose(free.loads_ms(ranks[~fixed]), every.loads_ms(ranks))
-    np.testing.assert_array_equal(free.used_bytes(ranks[~fixed]), every.used_bytes(ranks))
-
-
-def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
-    space = space_of()
-    result = run(space, host().proposers.create("each_alone"))
-    assert result.num_proposals == result.num_placed > 10
-    shards = propose(space, result.plan.proposal, with_fixed=True)
-    ranks = np.concatenate(result.plan.ranks_of_tables)
-    loads = [shards.cost_ms[ranks == rank].sum() for rank in range(2)]
-    assert result.value_ms == pytest.approx(max(loads))
-    np.testing.assert_allclose(result.plan.load_ms, loads)
-
-
 def test_search_more_proposals_are_never_worse():
     space = space_of()
     values = [run(space, host().proposers.create("each_alone"), max_proposals=n).value_ms for n in (1, 5, 99)]
     assert values == sorted(values, reverse=True)
-
-
-def test_search_feedback_tells_placement_or_misfit():
-    space = space_of(ddr_cap=600)
-    whole = [6, 14, 22]
-    cheap = Fixed(whole, [7, 15, 23])
-    run(space, cheap)
-    fitted, misfit = cheap.heard
-    assert fitted.misfit is None
-    assert fitted.plan.used_bytes.sum() == 320 + 112 + 96
-    assert misfit.plan is None
-    assert misfit.value_ms == np.inf
-    assert (misfit.misfit.table, misfit.misfit.tier, misfit.misfit.needed_bytes) == (0, "ddr", 640)
-
-
-def test_search_same_proposal_twice_is_placed_once():
-    calls = []
-    partitioner = Unruly(lambda shards: calls.append(1) or np.zeros(len(shards.rank), dtype=np.int64))
-    result = run(space_of(), Fixed([6, 14, 22], [6, 14, 22]), partitioner)
-    assert (len(calls), result.num_proposals) == (1, 1)
 
 
 def test_search_endless_proposer_is_ended():
@@ -159,34 +95,6 @@ def test_search_placement_that_breaks_the_contract_raises(answer, text):
 def test_search_placement_over_capacity_raises():
     with pytest.raises(PlanningError, match="rank 0 was given 528 bytes of ddr, it has 400"):
         run(space_of(ddr_cap=400), Fixed([6, 14, 22]), Unruly(lambda s: np.zeros(len(s.rank), dtype=int)))
-
-
-def proposed(memory, rank, capacity):
-    memory = np.array(memory, dtype=np.int64)
-    return ProposedShards(
-        shard=np.arange(len(memory)),
-        table=np.arange(len(memory)),
-        cost_ms=np.ones(len(memory)),
-        memory_bytes=memory,
-        rank=np.array(rank),
-        tiers=("hbm", "ddr"),
-        capacity_bytes=np.array(capacity),
-    )
-
-
-def test_misfit_names_the_rank_that_came_nearest():
-    shards = proposed([[9, 1]], [-1], [[5, 9], [7, 9], [6, 9]])
-    misfit = shards.misfit(0, np.zeros((3, 2), dtype=np.int64))
-    assert (misfit.rank, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (1, "hbm", 9, 7)
-    assert not misfit.is_fixed
-
-
-def test_fixed_misfit_counts_what_must_live_on_a_rank_together():
-    shards = proposed([[4, 0], [3, 0], [1, 0]], [1, 1, -1], [[9, 9], [6, 9]])
-    misfit = shards.fixed_misfit()
-    assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (0, 1, 7, 6)
-    assert misfit.is_fixed
-    assert proposed([[4, 0], [3, 0]], [0, 1], [[9, 9], [6, 9]]).fixed_misfit() is None
 
 
 class Pair(ShardingType):
@@ -230,39 +138,12 @@ def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):
                 run(space, Fixed([0, 2]), answer)
 
 
-def test_proposed_shards_with_other_costs_have_these_in_their_class_too():
-    shards = proposed([[1, 0], [2, 0]], [-1, -1], [[9, 9], [9, 9]])
-    changed = attrs.evolve(shards, cost_ms=np.array([3.0, 4.0]))
-    assert changed.class_ms.tolist() == [[3.0], [4.0]]
-    assert changed.loads_ms(np.array([1, 0])).tolist() == [4.0, 3.0]
-    assert attrs.evolve(changed.only([1]), cost_ms=np.array([5.0])).class_ms.tolist() == [[5.0]]
-
-
 PHASES = {"forward": np.array([3.0, 1.0]), "backward": np.array([1.0, 4.0])}
 
 
 def test_objectives_differ_where_phases_have_different_slowest_ranks():
     assert largest_rank_time(PHASES) == 5.0
     assert step_time(PHASES) == 7.0
-
-
-def planned(objective):
-    tables = [TableSpec(f"t{i}", rows, 8, ["f"]) for i, rows in enumerate((10, 7, 3))]
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=10_000), 4, objective=objective)
-    return planner.plan_tables(tables).document["objective"]
-
-
-def test_planner_rates_plans_by_the_objective_that_is_named():
-    first, second = planned("largest_rank_time"), planned("step_time")
-    assert (first["name"], second["name"]) == ("largest_rank_time", "step_time")
-    assert second["value_ms"] >= first["value_ms"] * (1 - 1e-9)
-    assert second["lower_bound_ms"] <= second["value_ms"]
-
-
-@pytest.mark.parametrize("name", [3, ["step_time"], None])
-def test_planner_objective_that_is_no_name_raises(name):
-    with pytest.raises(UnknownNameError, match="no objective"):
-        EmbeddingShardingPlanner(objective=name)
 
 
 def test_planner_unknown_objective_raises_with_the_nearest():

@@ -14,7 +14,6 @@ from shardwright import (
     TableSpec,
     Workload,
 )
-from shardwright.planning.documents import CONSTRAINTS
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.workload import table_from_data, table_to_data
 
@@ -23,15 +22,6 @@ def workload(*tables, **more):
     return Workload.from_data(
         {"tables": [{"num_embeddings": 10, "embedding_dim": 4, **t} for t in tables], **more}
     )
-
-
-def test_workload_pooling_factor_is_that_of_every_feature():
-    made = workload(
-        {"name": "a", "num_features": 2, "pooling_factor": 3.0}, {"name": "b", "pooling_factors": [1, 30]}
-    )
-    assert made.tables[0].feature_names == ("a_f0", "a_f1")
-    assert made.constraints["a"].per_feature("pooling_factors", made.tables[0], 1.0) == (3.0, 3.0)
-    assert made.constraints["b"].pooling_factors == (1.0, 30.0)
 
 
 def test_workload_what_the_user_asks_goes_before_what_the_file_says():
@@ -43,15 +33,6 @@ def test_workload_what_the_user_asks_goes_before_what_the_file_says():
     rules = {table.name: together.of(table) for table in made.tables}
     assert (rules["a"].pooling_factors, rules["b"].pooling_factors) == ((9.0,), (2.0,))
     assert rules["a"].sharding_types == rules["b"].sharding_types == ("x",)
-
-
-def test_workload_is_read_from_a_path_or_the_name_of_a_file(tmp_path):
-    path = tmp_path / "shop.json"
-    path.write_text('{"tables": [{"name": "a", "num_embeddings": 10, "embedding_dim": 4}]}')
-    assert Workload.read(str(path)) == Workload.read(path)
-    assert Workload.read(str(path)).name == "shop"
-    with pytest.raises(InvalidInputError, match="cannot be read: No such file"):
-        Workload.read(str(tmp_path / "shop.jsn"))
 
 
 def test_workload_says_when_tables_are_updated_and_which_gradients_are_clipped():
@@ -117,13 +98,6 @@ def test_workload_comments_and_keys_of_others_are_left_alone():
         {"name": "a", "source": "measured", "x-rows_per_day": 3}, notes=["n"], **{"x-mine": {"any": [1]}}
     )
     assert made.tables[0].name == "a"
-
-
-def test_read_key_twice_raises(tmp_path):
-    path = tmp_path / "constraints.json"
-    path.write_text('{"a": {"ranks": 0, "ranks": 1}}')
-    with pytest.raises(InvalidInputError, match="has the key 'ranks' twice in one object"):
-        CONSTRAINTS.read(path)
 
 
 SPECS = st.builds(

@@ -143,11 +143,6 @@ def test_constant_is_copied_for_each_stream_that_reads_it(monkeypatch: pytest.Mo
     assert sent == [1, 2]
 
 
-def test_constant_on_the_host_is_the_values_themselves() -> None:
-    constant = Constant(torch.arange(3))
-    assert constant.on(torch.device("cpu")) is constant.values
-
-
 def test_array_that_may_not_be_written_is_copied() -> None:
     """Torch warns of one, once in a process."""
     counts = np.broadcast_to(np.array([[3], [4]]), (2, 2))[:1].reshape(-1)

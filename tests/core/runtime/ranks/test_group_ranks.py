@@ -62,14 +62,6 @@ def failing(error: Exception, *, where: int = 1) -> Callable[[GroupRanks], str]:
     return work
 
 
-def test_ranks_that_meet_say_whether_they_brought_the_same_word() -> None:
-    ranks = ranks_of(dist.HashStore())
-    assert on_each(ranks, lambda own: own.meet("it", "word")) == [True] * 3
-    assert on_each(ranks, lambda own: own.meet("it", f"word {own.name}")) == [False] * 3
-    assert on_each(ranks, lambda own: own.meet(f"call {own.name == 2}")) == [False] * 3
-    assert on_each(ranks, lambda own: own.meet("it", "word")) == [True] * 3
-
-
 @pytest.mark.parametrize("where", range(WORLD_SIZE))
 @pytest.mark.parametrize(
     ("error", "kind"),
@@ -110,30 +102,12 @@ def test_of_an_error_of_gloo_the_first_sentence_is_repeated() -> None:
     assert "pair.cc" not in said
 
 
-def test_errors_of_several_ranks_are_each_its_own_and_they_go_on_together() -> None:
-    ranks = ranks_of(dist.HashStore())
-
-    def work(own: GroupRanks) -> None:
-        with own.together("the work"):
-            raise InvalidInputError(f"{own.name}")
-
-    assert [str(error) for error in on_each(ranks, work)] == ["0", "1", "2"]
-    assert on_each(ranks, lambda own: own.meet("it")) == [True] * 3
-
-
 def test_rank_that_does_not_come_is_named_and_awaited_again_later() -> None:
     ranks = ranks_of(dist.HashStore(), SHORT_S)
     for error in on_each(ranks[:2], lambda own: own.meet("it")):
         assert isinstance(error, DistributedError)
         assert "it failed: no word from rank 2 in" in str(error)
     assert on_each(ranks, lambda own: own.meet("it")) == [True] * 3
-
-
-def test_rank_that_waits_elsewhere_is_named_with_its_place() -> None:
-    ranks = ranks_of(dist.HashStore(), SHORT_S)
-    ranks[2]._num_meetings += 1
-    texts = [str(error) for error in on_each(ranks, lambda own: own.meet("a" if own.name < 2 else "b"))]
-    assert all("rank 2 waited in b" in text or "rank 2 failed in b" in text for text in texts[:2]), texts
 
 
 def test_busy_rank_is_waited_for_longer_than_the_time_out() -> None:
@@ -180,22 +154,6 @@ def test_error_that_ends_a_process_is_said_only_if_nothing_was_said_before() -> 
         ranks[1].hear("ended with B", is_last=True)
         ranks[2].hear("ended with C", is_last=True)
     assert reported(ranks[0]) == "rank 1 raised A; rank 2 ended with C"
-
-
-def test_error_that_a_rank_has_got_over_is_not_blamed_for_a_failure_later() -> None:
-    ranks = ranks_of(dist.HashStore(), SHORT_S)
-    for caught_s, told in (
-        (SHORT_S, "no word from rank 1 in 0.5 s; rank 2 raised B"),
-        (0.0, "rank 1 raised A"),
-    ):
-        with mock.patch.dict(dist.distributed_c10d._world.pg_map, {own._group(): None for own in ranks}):
-            with mock.patch.object(time, "time", return_value=time.time() - caught_s):
-                ranks[1].hear("raised A")
-            assert (
-                on_each(ranks, lambda own: own.meet("it")) == [True] * 3
-            )  # which rank 1 came to all the same
-            ranks[2].hear("raised B")
-        assert reported(ranks[0]).startswith(told)
 
 
 def reported(own: GroupRanks) -> str:

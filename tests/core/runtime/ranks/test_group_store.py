@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,11 +54,6 @@ def store() -> GroupStore:
     return GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
 
 
-def test_call_of_a_store_that_does_not_answer_is_given_up(stuck: Stuck) -> None:
-    with pytest.raises(StoreError, match=r"has given no answer for \d+\.\d s; the process that serves it"):
-        GroupStore(stuck, FAR_OFF_S, 0, [0]).add("count", 1, soon())
-
-
 def test_call_takes_no_longer_than_the_group_s_collectives(stuck: Stuck) -> None:
     with pytest.raises(StoreError, match="no answer"):
         GroupStore(stuck, SHORT_S, 0, [0]).add("count", 1, later())
@@ -95,18 +89,6 @@ def test_error_of_the_question_itself_is_left_as_it_is(store: GroupStore) -> Non
         store.ask(lambda _: 1 // 0, later())
 
 
-def test_calls_are_made_on_one_thread(store: GroupStore) -> None:
-    assert len({store.ask(lambda _: threading.get_ident(), later()) for _ in range(5)}) == 1
-
-
-def test_thread_ends_with_the_store() -> None:
-    store = GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
-    thread = store.ask(lambda _: threading.current_thread(), later())
-    del store
-    thread.join(FAR_OFF_S)
-    assert not thread.is_alive()
-
-
 def test_call_that_was_given_up_is_not_made_later(stuck: Stuck) -> None:
     store, made = GroupStore(stuck, FAR_OFF_S, 0, [0]), list[str]()
     for question in (lambda own: own.add("count", 1), lambda _: made.append("late")):
@@ -117,35 +99,10 @@ def test_call_that_was_given_up_is_not_made_later(stuck: Stuck) -> None:
     assert made == []
 
 
-def test_keys_are_read_when_all_are_there(store: GroupStore) -> None:
-    with ThreadPoolExecutor() as threads:
-        values = threads.submit(store.read, ["key 1", "key 2"], later())
-        for number in (1, 2):
-            assert not values.done()
-            store.set(f"key {number}", f"value {number}", later())
-        assert values.result() == ["value 1", "value 2"]
-
-
-def test_wait_begins_anew_with_each_sign_of_life(store: GroupStore) -> None:
-    def beat() -> None:
-        for _ in range(8):
-            time.sleep(0.2)
-            store.add("beats", 1, later())
-        store.set("key", "told", later())
-
-    with ThreadPoolExecutor() as threads:
-        threads.submit(beat)
-        assert store.read(["key"], time.monotonic() + 0.8, beats="beats") == ["told"]
-
-
 def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:
     with pytest.raises(RuntimeError, match=r"had not come after \d+\.\d s") as error:
         store.read(["key"], soon())
     assert not isinstance(error.value, StoreError)  # which answers
-
-
-def test_key_that_nobody_set_says_nothing(store: GroupStore) -> None:
-    assert store.find("key", later()) is None
 
 
 def introduce(store: Any, host: str, rank: int, process: int) -> None:

@@ -33,26 +33,6 @@ def simulate(work, cases=(FIRST, SECOND)):
     return run_simulated(run, 2)
 
 
-@pytest.mark.parametrize("orders", [((0, 1), (0, 1)), ((0, 1), (1, 0)), ((1, 0), (0, 1))])
-def test_collections_waited_for_in_any_order_get_their_own_gradients(orders):
-    def work(env, sharded, batches):
-        outputs = [collection(batch) for collection, batch in zip(sharded, batches, strict=True)]
-        gradient = torch.full((3, 8), 1.0 + env.rank)
-        values = {index: outputs[index].values() for index in orders[env.rank]}
-        sum(((index + 1) * values[index] * gradient).sum() for index in orders[env.rank]).backward()
-        return [collection.full_state_dict() for collection in sharded]
-
-    for states in simulate(work):
-        for index, (case, state) in enumerate(zip((FIRST, SECOND), states, strict=True)):
-            module = case.module()
-            for rank in range(2):
-                values = module(case.batch(3, seed=rank)).values()
-                ((index + 1) * values * (1.0 + rank)).sum().backward()
-            for name, parameter in module.named_parameters():
-                # The mean over two ranks, at the rate 0.5.
-                torch.testing.assert_close(state[name], (parameter - parameter.grad / 4).detach())
-
-
 @pytest.mark.parametrize("trained", [(True, True), (True, False)], ids=["both ranks", "one rank"])
 def test_weights_of_ids_get_their_gradients_wherever_ranks_wait_for_outputs(trained):
     cases = [evolve(case, is_weighted=True) for case in (FIRST, SECOND)]
@@ -77,22 +57,6 @@ def test_weights_of_ids_get_their_gradients_wherever_ranks_wait_for_outputs(trai
             case.module()(batch).values().square().sum().backward()
         expected = [own.grad if trained[rank] else None for own in weights]
         torch.testing.assert_close(found, expected)
-
-
-def test_collections_called_in_different_orders_are_an_error_on_all_ranks():
-    def work(env, sharded, batches):
-        first = env.rank  # rank 1 begins with the second
-        with pytest.raises(DistributedError) as error:
-            sharded[first](batches[first])
-        return str(error.value)
-
-    larger = Cuts([Cut(7, 4, tuple("abcd"))], 2)
-    for cases in ((FIRST, larger), (larger, FIRST)):
-        texts = simulate(work, cases)
-        assert texts[0] == texts[1]
-        expected = ["the tables 't0'" if case is larger else "the tables 't0', 't1'" for case in cases]
-        calls = [f"rank {rank}: headers of {name}" for rank, name in enumerate(expected)]
-        assert f"different calls: {calls[0]}; {calls[1]}. Every rank must" in texts[0]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -125,13 +89,6 @@ def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_
     one, two = "gradients of the tables 't0', 't1'", "gradients of the tables 't0', 't1' (no. 2)"
     assert f"{two}, {one}, headers" in texts[0].split("rank 1: ")[0]
     assert f"{one}, {two}, headers" in texts[0].split("rank 1: ")[1]
-
-
-def test_collections_of_one_name_are_told_apart_and_headers_have_the_largest_size():
-    lockstep = Lockstep()
-    assert [lockstep.join("'one'", 6), lockstep.join("'one'", 9)] == ["'one'", "'one' (no. 2)"]
-    assert lockstep.join("'one'", 7, "'one'") == "'one'"  # after resharding
-    assert lockstep.header_size == 9
 
 
 @pytest.mark.parametrize("garbage", [0, -1, 2**62, 0x53_48_52_43 << 32 | 7])

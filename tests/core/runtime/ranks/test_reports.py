@@ -80,28 +80,6 @@ def test_missing_ranks_that_are_many_are_not_each_asked_for(world_size):
     assert max(requests) < 500  # of 17 looks at most, whatever the load; each for all would be more than 600
 
 
-def test_roll_is_called_to_its_end_as_soon_as_all_have_answered():
-    texts, requests = called(64, set())
-    assert len(texts) == 64
-    assert not any("no word" in text for text in texts.values())
-    assert all("failed in it" in text for text in texts.values())
-    assert sum(requests) < 300 * len(requests)
-
-
-def test_report_before_a_collective_that_all_came_to_is_of_no_lost_rank() -> None:
-    """A failure that all survived says nothing of the collective that is under way now."""
-    store = dist.HashStore()
-    reports, other = (reports_of(rank, 2, store) for rank in range(2))
-    other.report("failed in ids", time.monotonic())
-    for since, expected in ((time.time() + 60.0, ""), (time.time(), "rank 1 failed in ids")):
-        reports.lost(since)  # a line that may be being written is read at the next look
-        assert reports.lost(since) == expected
-    other.waits(store, "it")
-    other.report("failed in results", time.monotonic())
-    reports.lost(time.time())
-    assert reports.lost(time.time()) == "rank 1 failed in results"
-
-
 def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write() -> None:
     store = dist.HashStore()
     ranks = [reports_of(rank, 3, store) for rank in range(3)]
@@ -110,16 +88,6 @@ def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write() -> None:
     ranks[2].report("failed in ids", time.monotonic())
     ranks[0].lost(time.time())
     assert ranks[0].lost(time.time()) == "ranks 1, 2 failed in ids"
-
-
-def test_rank_that_waits_for_others_says_where_until_it_goes_on() -> None:
-    store = dist.HashStore()
-    with mock.patch.object(group_store, "_LONGEST_GRACE_S", 0.5):
-        reports, other = (reports_of(rank, 2, store) for rank in range(2))
-    other.waits(store, "a place")
-    assert reports.after("it", time.monotonic()) == "rank 1 waited in a place"
-    other.waits(store, "")
-    assert reports.after("it", time.monotonic()) == "no word from rank 1 in 0.5 s"
 
 
 def test_ranks_that_wait_at_one_place_are_told_together() -> None:

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from attrs import evolve
-from tests.core.runtime.plans import Cut, Cuts, Loop, host_with_loops, paths_here
-from tests.pretended import pretended_env
+from tests.core.runtime.plans import Cut, Cuts, paths_here
 
 from shardwright import (
     Collection,
     EmbeddingBagCollectionSharder,
-    Exchange,
     PlanError,
     RowsModulo,
     RowsRange,
     UnsupportedError,
 )
-from shardwright.host import use_host
 from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
-from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.routing import routers_of
-from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing import run_simulated
-
-
-def test_collection_outputs_have_the_modules_names_and_columns():
-    case = Cuts([Cut(4, 3, ("a", "b")), Cut(5, 2, ("b",), ranks=(1,))], 2)
-    collection = case.collection()
-    assert [output.name for output in collection.outputs] == case.module().embedding_names()
-    assert [(output.start, output.stop) for output in collection.outputs] == [(0, 3), (3, 6), (6, 8)]
-    assert (collection.width, case.plan().slots.per_rank.tolist()) == (8, [2, 1])
 
 
 def test_plan_routing_features_of_tables_with_one_row_map_share_their_buckets():
@@ -41,25 +26,6 @@ def test_plan_routing_features_of_tables_with_one_row_map_share_their_buckets():
     ).plan()
     assert len(plan.readings) == 1
     assert plan.slots.per_rank.tolist() == [2, 2]
-
-
-def test_plan_routing_block_without_rows_has_no_slot():
-    plan = Cuts([Cut(2, 2, ("a",), row_map=RowsRange(2, parts=3), ranks=(0, 1, 2))], 3).plan()
-    assert plan.slots.per_rank.tolist() == [1, 1, 0]
-
-
-def test_plan_routing_groups_of_a_way_home_stand_together():
-    flows = [Exchange(), Hierarchical(), Exchange()]
-    tables = [
-        Cut(4, 2, ("a",), kernel=kernel, dataflow=flow)
-        for kernel, flow in zip(("loop", "loop", "loop_by_sample"), flows, strict=True)
-    ]
-    groups = Cuts(tables, 1).plan().groups
-    assert [(group.kind.path.__name__, group.kernel_name) for group in groups] == [
-        ("DirectReturn", "loop"),
-        ("DirectReturn", "loop_by_sample"),
-        ("HostReturn", "loop"),
-    ]
 
 
 def test_plan_routing_has_objects_for_the_blocks_of_its_own_rank_only():
@@ -95,17 +61,6 @@ def test_plan_routing_kernel_that_refuses_raises_with_its_reason_and_what_to_do(
         )
 
 
-def test_kernel_that_takes_ragged_bags_gets_them_as_they_are():
-    class Ragged(Loop):
-        takes_ragged_bags = True
-
-    with use_host(host_with_loops()):
-        (group,) = Cuts([Cut(5, 2, ("a",), row_map=RowsRange(5, parts=2))], 1).plan().groups
-    lookup = group.kernel.build(group.blocks, device="cpu")
-    assert group.kind.is_ragged
-    assert taking_ragged(lookup, evolve(group, kernel=Ragged())) is lookup
-
-
 def test_router_sorts_ids_by_rank_alone_where_slots_stand_in_the_order_of_their_features(monkeypatch):
     num_keys = []
     original = routing.order_of
@@ -118,40 +73,3 @@ def test_router_sorts_ids_by_rank_alone_where_slots_stand_in_the_order_of_their_
     (router,) = routers_of(case.plan())
     router.route(case.read(case.batch(4)))
     assert num_keys == [3]
-
-
-def rooms_of(tables, monkeypatch):
-    """The sizes of the rooms that a step asks for, and the sharded collection."""
-    env, communicator = pretended_env(2)
-    asked = []
-
-    def room(num_elements, device):
-        asked.append(num_elements)
-        return torch.empty(num_elements)
-
-    monkeypatch.setattr(communicator, "room", room)
-    case = Cuts(tables, 2)
-    with use_host(host_with_loops()):
-        sharded = case.shard(env, case.module())
-    sharded(case.batch(6)).values().sum().backward()
-    return asked, sharded
-
-
-def test_gradients_are_packed_and_results_made_where_they_are_sent_from(monkeypatch):
-    tables = [Cut(8, 4, ("a",), ranks=(0,)), Cut(8, 4, ("b",), ranks=(1,))]
-    asked, sharded = rooms_of(
-        [tables[1], tables[0]], monkeypatch
-    )  # so that gradients do not stand as they are sent
-    assert asked == [6 * 8]
-    (lookup,) = sharded.engine.lookups
-    lookup.room(5)
-    assert asked == [6 * 8, 5]
-
-
-def test_groups_whose_results_are_put_together_are_not_made_there(monkeypatch):
-    tables = [Cut(8, 4, ("a",), ranks=(0,)), Cut(8, 4, ("b",), ranks=(1,), kernel="loop_by_sample")]
-    asked, sharded = rooms_of(tables, monkeypatch)
-    assert asked == []
-    for lookup in sharded.engine.lookups:
-        lookup.room(5)
-    assert asked == []

@@ -8,8 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 
 from shardwright import (
@@ -53,18 +51,6 @@ def whole(config, row_map=None, edges=(), **options):
             rows = part.rows if isinstance(part.rows, slice) else torch.as_tensor(part.rows)
             table[rows, start:stop] = block_weights(config, block, **options)
     return table
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 40),
-    kind=st.sampled_from([RowsRange, RowsModulo, RowsMirrored]),
-    parts=st.integers(1, 6),
-    edges=st.sets(st.integers(1, 5)).map(sorted),
-)
-def test_initialize_any_cut_gives_the_whole_table(rows, kind, parts, edges):
-    config = config_of(rows, 6)
-    assert torch.equal(whole(config, kind(rows, parts=parts), edges), whole(config))
 
 
 def _arange(tensor):
@@ -114,16 +100,6 @@ def test_initialize_uniform_stays_in_its_range_and_fills_it():
     given_range = whole(config_of(100, 20, weight_init_min=2, weight_init_max=3))
     assert 2 <= given_range.min() < given_range.max() <= 3
     assert given_range.unique().numel() > 1900
-
-
-@pytest.mark.parametrize(("data_type", "dtype"), [("FP16", torch.float16), ("BF16", torch.bfloat16)])
-def test_initialize_halves_are_the_nearest_halves(data_type, dtype):
-    config = config_of(10, 4, data_type=data_type)
-    block = Block(RowsRange(10)[0], ColumnRange(0, 4))
-    weights = torch.zeros(10, 4, dtype=dtype)
-    initialize(weights, config, block, path="t", seed=1)
-    assert torch.equal(weights, block_weights(config, block, path="t", seed=1).to(dtype))
-    assert weights.unique().numel() > 20
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch import nn
 
 from shardwright import (
     CommBackend,
-    DistributedError,
     DistributedModelParallel,
     EmbeddingBagConfig,
     EmbeddingModuleShardingPlan,
@@ -30,7 +28,7 @@ from shardwright import (
 from shardwright.host import PluginHost, use_host
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
 from shardwright_plugins import dense_part
-from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchCommunicator, TorchTransport
+from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator
 from shardwright_testing import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
@@ -84,23 +82,6 @@ def group_of_one() -> Iterator[ShardingEnv]:
         dist.destroy_process_group()
 
 
-def test_model_has_the_unsharded_names_whatever_wraps_it(group_of_one):
-    model = wrapped(ALONE, group_of_one)
-    expected = Model(ALONE)
-    assert list(model.full_state_dict()) == list(expected.state_dict())
-    names = [name for name, _ in model.named_parameters()]
-    assert names == [
-        "bags.0.embedding_bags.t0.weight",
-        "bags.0.embedding_bags.t1.weight",
-        "bags.0.embedding_bags.t1.weight_1",
-        "over.weight",
-        "over.bias",
-    ]
-    assert len(list(model.parameters())) == len(names)
-    assert str(model).count("ShardedEmbeddingBagCollection") == 1
-    assert isinstance(model.module, Model)
-
-
 def test_building_a_model_seeds_no_accelerator(group_of_one, monkeypatch):
     """Each rank has seeded its own as it likes; seeded alike, all would drop out the same elements."""
     model, seeds = Model(ALONE, "meta"), []
@@ -131,12 +112,6 @@ def test_building_a_model_leaves_the_accelerators_random_numbers_as_they_were():
     assert torch.equal(torch.cuda.get_rng_state(device), before)
 
 
-def test_device_that_the_process_group_does_not_serve_is_an_error_that_names_both(group_of_one):
-    """A group over gloo would else be planned for its CPU, and the kernels be the CPU's."""
-    with pytest.raises(DistributedError, match=r"no comm backend for the process group's \[.*\] on cuda"):
-        DistributedModelParallel(Model(ALONE), device="cuda")
-
-
 def test_module_on_meta_without_reset_parameters_raises_with_its_path():
     class Plain(nn.Module):
         def __init__(self):
@@ -149,14 +124,6 @@ def test_module_on_meta_without_reset_parameters_raises_with_its_path():
         UnsupportedError, match=r"Plain at 'head\.0' is on 'meta' and has no reset_parameters\(\)"
     ):
         run_simulated(lambda env: wrapped(CASE, env, copy.deepcopy(model)), 2)
-
-
-def test_model_that_is_a_collection_itself_is_sharded_at_the_empty_path(group_of_one):
-    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
-    batch = ALONE.batch(3)
-    torch.testing.assert_close(model(batch).values(), ALONE.module()(batch).values())
-    assert list(model.full_state_dict()) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
-    assert list(model.fused_optimizer.params) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
 
 
 def test_state_dict_of_a_module_around_the_model_loads_into_it():
@@ -216,14 +183,6 @@ def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group
     assert list(sharded.fused_optimizer.params) == [
         f"{path}.embedding_bags.{table}.weight" for path in ("first", "inner.other") for table in ("t0", "t1")
     ]
-
-
-@pytest.mark.parametrize("plan", [None, ShardingPlan({})])
-def test_model_without_a_collection_is_data_parallel(group_of_one, plan):
-    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, plan=plan, device="cpu")
-    assert model(torch.ones(1, 2)).shape == (1, 1)
-    assert model.plan.plan == {}
-    assert list(model.full_state_dict()) == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
@@ -298,90 +257,3 @@ def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(pla
             ),
             2,
         )
-
-
-def test_tables_that_differ_between_ranks_are_an_error_with_those_of_each():
-    def work(env):
-        sharder = type(SHARDER)({"optimizer": "sgd", "learning_rate": 0.5 * (1 + env.rank)})
-        plan = plan_of(CASE, "bags.0")
-        with pytest.raises(DistributedError) as error:
-            DistributedModelParallel(Model(CASE), env=env, device="cpu", plan=plan, sharders=[sharder])
-        return str(error.value)
-
-    first, second = run_simulated(work, 2)
-    assert first == second
-    assert "rank 0: 'bags.0.t0' (5 x 2 FP32), sgd(learning_rate=0.5), " in first
-    assert "; rank 1: 'bags.0.t0' (5 x 2 FP32), sgd(learning_rate=1.0), " in first
-
-
-def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one):
-    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
-    moved = []
-    for rate in (1.0, 0.0, 2.0):
-        for group in model.fused_optimizer.param_groups:
-            group["lr"] = rate
-        before = model.full_state_dict()["embedding_bags.t0.weight"]
-        model(ALONE.batch(4)).values().sum().backward()
-        moved.append((before - model.full_state_dict()["embedding_bags.t0.weight"]).sum().item())
-    assert moved == pytest.approx([moved[0], 0.0, 2 * moved[0]], rel=1e-4)
-    assert moved[0] > 1
-
-
-def test_learning_rate_scheduler_and_step_of_the_fused_optimizer_belong_together(group_of_one):
-    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
-    assert model.fused_optimizer is model.fused_optimizer
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, gamma=0.5)
-    for _ in range(2):
-        model(ALONE.batch(2)).values().sum().backward()
-        model.fused_optimizer.step()  # else torch warns that the scheduler came first
-        scheduler.step()
-    assert [group["lr"] for group in model.fused_optimizer.param_groups] == [RATE / 4]
-
-
-def test_environment_of_a_group_of_one(group_of_one, monkeypatch):
-    env = group_of_one
-    assert (env.rank, env.world_size, env.device_type) == (0, 1, "cpu")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert ShardingEnv.from_process_group(dist.group.WORLD).local_world_size == 1
-
-
-def test_environment_without_process_group_says_what_to_call():
-    assert not dist.is_initialized()
-    with pytest.raises(DistributedError, match=r"call torch\.distributed\.init_process_group first"):
-        ShardingEnv.from_process_group()
-
-
-def test_environment_without_backend_for_the_group_names_it_and_the_known(group_of_one):
-    with (
-        use_host(PluginHost(entry_points=(), plugins={}, environment={})),
-        pytest.raises(DistributedError) as error,
-    ):
-        ShardingEnv.from_process_group()
-    assert "no comm backend for the process group's ['gloo']" in str(error.value)
-    with pytest.raises(DistributedError, match=r"on tpu\. Known: gloo \(cpu\)\."):
-        ShardingEnv.from_process_group(device_type="tpu")
-
-
-class Watchful(TorchTransport):
-    """An exchange that is never made: how long starting it, and waiting for it, may take."""
-
-    def __init__(self):
-        self.patience = []
-
-    def start(self, call: AllToAll):
-        self.patience.append(call.patience)
-        return self
-
-    def wait(self, timeout):
-        self.patience.append(timeout)
-
-
-def test_communicator_waits_no_longer_than_leaves_time_to_ask_who_is_missing_within_the_time_out(
-    group_of_one,
-):
-    watchful = Watchful()
-    group = dist.new_group(timeout=timedelta(seconds=8))
-    communicator = TorchCommunicator(group, torch.device("cpu"), watchful)
-    communicator.all_to_all(torch.empty(1), torch.ones(1), [1], [1], label="one").wait()
-    asking = timedelta(seconds=2)  # a quarter of the group's time-out
-    assert watchful.patience == [timedelta(seconds=8) - asking] * 2

@@ -16,7 +16,6 @@ from shardwright import (
     InvalidInputError,
     LeaveAlone,
     ModuleSharder,
-    OptimizerSpec,
     PluginLoadError,
     UnsupportedError,
     apply_optimizer_in_backward,
@@ -24,7 +23,6 @@ from shardwright import (
 )
 from shardwright.host.plugin_host import PluginHost, use_host
 from shardwright.optim import fused
-from shardwright.planning.tables.optimizers import ASSUMED
 from shardwright.runtime.sharded.collections.sharders import (
     collect_tables,
     default_sharders,
@@ -137,18 +135,6 @@ def test_leave_alone_takes_modules_only():
         LeaveAlone(int)
 
 
-def test_default_sharders_serve_the_collection_that_can_be_sharded():
-    assert EmbeddingBagCollectionSharder in [type(item) for item in default_sharders()]
-
-
-def test_shardable_modules_finds_nested_ones_with_their_paths():
-    model = nn.ModuleDict({"left": nn.Sequential(nn.Linear(1, 1), bags()), "right": bags()})
-    sharders = default_sharders()
-    found = list(shardable_modules(model, sharders))
-    assert [path for path, *_ in found] == ["left.1", "right"]
-    assert [path for path, *_ in shardable_modules(bags(), sharders)] == [""]
-
-
 def test_shardable_modules_does_not_look_inside_one_it_found():
     class Outer(Tower):
         def __init__(self):
@@ -162,15 +148,6 @@ def test_shardable_modules_does_not_look_inside_one_it_found():
     assert [path for path, *_ in shardable_modules(Outer(), sharders)] == [""]
 
 
-def test_shardable_modules_subclass_of_a_collection_is_served_by_its_sharder():
-    class MyBags(EmbeddingBagCollection):
-        pass
-
-    model = MyBags([EmbeddingBagConfig(4, 2, name="t", feature_names=["f"])], device="meta")
-    ((path, child, sharder),) = shardable_modules(model, default_sharders())
-    assert (path, child, type(sharder)) == ("", model, EmbeddingBagCollectionSharder)
-
-
 @pytest.mark.parametrize(
     ("wrap", "where"), [(lambda m: nn.Sequential(m), "'0'"), (lambda m: m, "'the root of the model'")]
 )
@@ -180,16 +157,6 @@ def test_shardable_modules_collection_that_nobody_serves_raises_with_path_and_cl
         UnsupportedError, match=f"no sharder for EmbeddingCollection at {where}.*EmbeddingBagCollection"
     ):
         list(shardable_modules(wrap(collection), [EmbeddingBagCollectionSharder()]))
-
-
-def test_collect_tables_has_path_and_optimizer_of_each():
-    model = nn.ModuleDict({"a": bags("x", "y"), "b": bags("x")})
-    tables = collect_tables(
-        model, [EmbeddingBagCollectionSharder({"optimizer": "adam", "learning_rate": 0.3})]
-    )
-    assert [table.path for table in tables] == ["a.x", "a.y", "b.x"]
-    assert {table.optimizer for table in tables} == {OptimizerSpec("adam", 0.3)}
-    assert [table.optimizer for table in collect_tables(bags())] == [ASSUMED]
 
 
 class Own(torch.optim.Adagrad):

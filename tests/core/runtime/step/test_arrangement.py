@@ -28,41 +28,6 @@ def as_columns(spans):
 
 
 @EXAMPLES
-@given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    st.integers(0, 3),
-    st.integers(1, 3),
-    st.randoms(use_true_random=False),
-    st.sampled_from([0, columns._LARGE]),
-)
-def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matrices, random, least):
-    matrix = sorted(random.randrange(num_matrices) for _ in widths)
-    source = Placement.in_a_row(ints(widths), ints(matrix), num_matrices)
-    order = list(range(len(widths)))
-    random.shuffle(order)
-    starts = [sum(widths[other] for other in order[: order.index(own)]) for own in range(len(widths))]
-    move = Move(ints(widths), source, Placement.in_one(ints(starts), sum(widths)))
-    pieces = [torch.rand(size, width) for width in widths]
-    rows = [
-        torch.cat(
-            [torch.empty(size, 0), *(p for p, at in zip(pieces, matrix, strict=True) if at == number)], 1
-        )
-        for number in range(num_matrices)
-    ]
-    flat = torch.cat([own.reshape(-1) for own in rows])
-    kept = flat.clone()
-    expected = torch.cat([pieces[own] for own in order], 1).reshape(-1)
-    rooms = []
-    with mock.patch.object(columns, "_LARGE", least):  # by slices, and by an index
-        for _ in range(2):  # the second time by what was kept
-            assert torch.equal(move(flat, size), expected)
-        made = move(flat, size, lambda count: rooms.append(torch.empty(count)) or rooms[-1])
-    assert torch.equal(made, expected)
-    assert all(made.data_ptr() == own.data_ptr() for own in rooms)
-    assert torch.equal(flat, kept)
-
-
-@EXAMPLES
 @given(st.data(), st.integers(1, 9), st.integers(0, 3), st.sampled_from([0, columns._LARGE]))
 def test_move_takes_pieces_that_share_columns(data, width, size, least):
     """Gradients of whole rows go to each rank that has a part of the columns."""
@@ -120,13 +85,6 @@ def test_move_takes_pieces_side_by_side_as_one():
     assert torch.equal(
         move(rows.view(-1), 3), torch.cat([rows[:, :128].reshape(-1), rows[:, 128:].reshape(-1)])
     )
-
-
-def test_take_of_pieces_in_a_row_is_no_copy():
-    values = torch.arange(20)
-    taken = segments.take(values, ints([3, 5, 5]), ints([2, 0, 6]))
-    assert taken.data_ptr() == values[3:].data_ptr()
-    assert taken.tolist() == list(range(3, 11))
 
 
 @pytest.mark.parametrize("num_keys", [1, 256, 257, 300, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) + 1])

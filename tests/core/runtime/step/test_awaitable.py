@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor, LazyAwaitable
-from shardwright.runtime.step.awaitable import LazyCall
 
 
 class Counted(LazyAwaitable):
@@ -171,13 +170,3 @@ def test_lazy_pickling_does_not_wait():
     restored = pickle.loads(pickle.dumps(awaitable))
     assert "_result" not in vars(awaitable)
     assert torch.equal(restored.wait(), torch.ones(2))
-
-
-def test_lazy_call_lets_go_of_its_function_once_done():
-    class Held:
-        pass
-
-    held = Held()
-    awaitable = LazyCall(lambda held=held: [held])
-    assert awaitable.wait() is awaitable.wait()
-    assert awaitable._function is None

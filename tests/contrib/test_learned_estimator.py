@@ -115,15 +115,6 @@ def test_learned_lookups_and_updates_of_ranks_of_half_the_speed_take_twice_as_lo
         LearnedEstimator.fit(whole).estimate(options, slow)
 
 
-def test_learned_is_one_argument_and_the_plan_says_whose_it_is() -> None:
-    plan, report = plan_with(LearnedEstimator.fit(drawn_measurements()))
-    text = str(report)
-    assert "estimator = learned" in text or '"learned"' in plan.to_json()
-    assert "learned.measurements = 30" in text
-    assert "learned.regressor = LinearRegression" in text
-    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
-
-
 def test_learned_offers_what_was_measured_and_refuses_a_kernel_that_was_not() -> None:
     estimator = LearnedEstimator.fit([one for one in drawn_measurements() if one.sharding_type == "row_wise"])
     plan, _ = plan_with(estimator)
@@ -182,15 +173,6 @@ def test_learned_negative_predictions_are_none() -> None:
     ]
     model = LearnedEstimator.fit(falling, LinearRegression()).model
     assert model.predict(KERNEL, "step", np.full((1, len(FEATURES)), 100.0)).tolist() == [0.0]
-
-
-@pytest.mark.parametrize("kernel_ms", [0.0, 1e-300])
-def test_learned_shards_that_cost_nothing_are_planned(kernel_ms: float) -> None:
-    features = dict.fromkeys(FEATURES, 1.0)
-    measured = [Measurement(KERNEL, kind, features, {"step": kernel_ms}) for kind in TYPES]
-    plan, report = plan_with(LearnedEstimator.fit(measured))
-    assert len(plan.plan[""]) == len(tables())
-    assert report.plan.load_ms.max() < 1e-290
 
 
 REGRESSORS = [

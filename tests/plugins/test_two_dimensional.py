@@ -336,38 +336,6 @@ def test_reshard_keeps_every_bit_of_each_replica_and_averagings_go_on(limit: int
 # Misuse
 
 
-def test_groups_that_reshard_to_different_plans_are_one_error_and_stay_as_they_were() -> None:
-    first, second = (planned([kind]).made for kind in ("table_wise", "column_wise"))
-
-    def work(env: Any) -> str:
-        model = wrapped(env, first)
-        before = [parameter.data_ptr() for parameter in model.parameters()]
-        with pytest.raises(DistributedError) as raised:
-            model.reshard((first, second)[env.grid.sharding_group(env.everyone.rank).start])
-        assert [parameter.data_ptr() for parameter in model.parameters()] == before
-        return str(raised.value)
-
-    (text,) = set(simulated(work))
-    assert "the plan of table 'user' is ranks 0, 2: table_wise" in text
-
-
-@pytest.mark.parametrize("planned_for", [1, WORLD])
-def test_reshard_to_a_plan_for_more_or_fewer_ranks_than_a_group_has_is_refused(planned_for: int) -> None:
-    plan = planned(["table_wise"]).made
-    other = EmbeddingShardingPlanner(Topology(planned_for, "cpu"), BATCH).plan_tables(
-        sharder("sgd").tables(bags(), "")
-    )
-
-    def work(env: Any) -> None:
-        with pytest.raises(
-            PlanError,
-            match=f"the plan is for {planned_for} ranks, the model for 2 sharding groups of 2 ranks",
-        ):
-            wrapped(env, plan).reshard(other)
-
-    simulated(work)
-
-
 def test_ranks_that_average_something_else_are_one_error() -> None:
     plan = planned(["row_wise"], "adagrad").made
 
@@ -379,21 +347,6 @@ def test_ranks_that_average_something_else_are_one_error() -> None:
 
     text, *_ = set(simulated(work))
     assert "optimizer_state is rank 0: True; " in text
-
-
-def test_group_that_left_a_batch_out_is_found_in_the_averaging() -> None:
-    plan = planned(["row_wise"]).made
-
-    def work(env: Any) -> str:
-        model = wrapped(env, plan)
-        if env.everyone.rank % 2:  # one of the two groups
-            loss_of(model, 0, env.everyone.rank).backward()
-        with pytest.raises(DistributedError) as raised:
-            model.sync()
-        return str(raised.value)
-
-    for text in simulated(work):
-        assert "calls_before is rank" in text
 
 
 def test_wrong_group_sizes_and_steps_are_refused() -> None:

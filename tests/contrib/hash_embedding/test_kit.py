@@ -15,7 +15,6 @@ from shardwright_hash_embedding import (
     HashSettings,
     HashTable,
     HashTableNumba,
-    kernel,
     numba_search,
 )
 from shardwright_hash_embedding.index import HashIndex
@@ -62,14 +61,6 @@ def test_declared_memory_is_that_of_the_settings(sightings: int) -> None:
     rules = HashSettings(min_sightings=sightings)
     blocks = [block_spec(3000, optimizer=spec_of("sgd"), takes_any_id=True, extras=rules.to_extras())]
     check_memory(f"min_sightings={sightings}", HashTable(), blocks)
-
-
-def test_search_that_cannot_be_compiled_here_is_the_reason_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "import_failure", lambda module, compiler: f"{compiler} is broken ({module})")
-    request = block_spec(30, optimizer=spec_of("sgd"), takes_any_id=True).request
-    assert HashTable().supports(request) == "Numba is broken (shardwright_hash_embedding.numba_search)"
-    assert HashTable().supports(attrs.evolve(request, on_this_machine=False)) is True
-    assert "memory of cpu" in str(HashTable().supports(attrs.evolve(request, device="cuda")))
 
 
 @pytest.mark.slow

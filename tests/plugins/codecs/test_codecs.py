@@ -8,7 +8,6 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.drawn import drawn
@@ -60,16 +59,6 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_codec_keeps_its_contract_for_any_floats(name: str) -> None:
-    @settings(max_examples=100)
-    @given(blocks())
-    def check(values: Tensor) -> None:
-        check_codec(codec_of(name), values)
-
-    check()
-
-
-@pytest.mark.parametrize("name", CODECS)
 def test_codec_nan_is_kept(name: str, implementation: str) -> None:
     values = torch.ones(3, 4)
     values[1, 2] = torch.nan
@@ -87,12 +76,6 @@ def test_fp16_saturates_what_is_too_large_and_infinities() -> None:
     values = torch.tensor([[65504.0, 65519.0, 65520.0, 1e30, torch.inf, -torch.inf, -7e4]])
     limit = 65504.0
     expected = torch.tensor([[limit, limit, limit, limit, limit, -limit, -limit]])
-    assert torch.equal(round_trip(codec_of("fp16"), values), expected)
-
-
-def test_fp16_denormals_are_kept_and_smaller_values_become_zero() -> None:
-    values = torch.tensor([[2.0**-24, 3 * 2.0**-24, 2.0**-26, -(2.0**-15)]])
-    expected = torch.tensor([[2.0**-24, 3 * 2.0**-24, 0.0, -(2.0**-15)]])
     assert torch.equal(round_trip(codec_of("fp16"), values), expected)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import attrs
 import pytest
 
 import shardwright as sw
@@ -23,12 +22,6 @@ def test_comm_type_is_the_registered_names_under_torchrecs_name() -> None:
     assert sw.CommType.INT8 == "int8"
     with pytest.raises(AttributeError, match=r"no codec 'fp61'.*Did you mean 'fp16'"):
         _ = sw.CommType.FP61
-
-
-def test_qcomms_config_says_nothing_by_default_and_costs_what_float32_does() -> None:
-    config = sw.QCommsConfig()
-    assert (config.forward, config.backward) == (None, None)
-    assert (config.result_row_bytes(10), config.gradient_row_bytes(10)) == (40, 40)
 
 
 def test_qcomms_config_bytes_of_a_vector_are_those_of_each_direction() -> None:
@@ -81,21 +74,6 @@ def test_constraint_codecs_prevail_over_the_sharders_in_what_they_say() -> None:
     assert plan["item_id"].qcomms_config == HALF
 
 
-def test_constraint_unknown_codec_is_told_with_its_rule() -> None:
-    with pytest.raises(
-        sw.UnknownPluginError, match=r"constraints\['a'\]: no codec 'bf61'.*Did you mean 'bf16'"
-    ):
-        planned(
-            [sw.TableSpec("a", 10, 4, ["f"])],
-            a=sw.ParameterConstraints(qcomms_config=sw.QCommsConfig("bf61")),
-        )
-
-
-def test_constraint_codecs_survive_json_data() -> None:
-    rule = sw.ParameterConstraints(qcomms_config=HALF)
-    assert sw.ParameterConstraints(**json.loads(json.dumps(attrs.asdict(rule)))) == rule
-
-
 def test_plan_document_has_codecs_and_gives_them_back() -> None:
     plan = planned(
         [sw.TableSpec("a", 10, 4, ["f"]), sw.TableSpec("b", 10, 4, ["f"])],
@@ -131,10 +109,3 @@ def test_plan_document_wrong_codecs_are_told_with_module_and_table(entry: Any, t
     document["modules"][""]["a"]["qcomms_config"] = entry
     with pytest.raises(sw.PlanError, match=told):
         sw.ShardingPlan.from_json(json.dumps(document))
-
-
-def test_codecs_that_differ_only_make_other_table_specs() -> None:
-    assert sw.TableSpec("a", 10, 4) != sw.TableSpec("a", 10, 4, qcomms_config=HALF)
-    assert (
-        len({sw.TableSpec("a", 10, 4, qcomms_config=HALF), sw.TableSpec("a", 10, 4, qcomms_config=HALF)}) == 1
-    )

@@ -177,13 +177,6 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
     assert kernel_of(kernel).supports(request_for(**changes)) == reason
 
 
-def test_caches_of_several_sizes_are_looked_up_together_and_algorithms_apart() -> None:
-    key = kernel_of("mapped_caching").group_key
-    requests = [request_for(cache=cache) for cache in (sw.CacheParams(0.1), sw.CacheParams(0.5))]
-    assert key(requests[0]) == key(requests[1])
-    assert key(requests[0]) != key(request_for(cache=sw.CacheParams(0.1, "lfu")))
-
-
 def test_folder_without_room_is_refused_with_the_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -238,27 +231,6 @@ def test_streams_wait_for_the_work_of_the_turn_before(monkeypatch: pytest.Monkey
     ]
 
 
-def test_every_use_of_a_cache_takes_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookup: Any = kernel_of("mapped_caching").build(blocks_with([sw.CacheParams()] * 2), device=CPU)
-    turns: list[str] = []
-
-    class Counted:
-        def __enter__(self) -> None:
-            turns.append("in")
-
-        def __exit__(self, *error: object) -> None:
-            turns.append("out")
-
-    monkeypatch.setattr(lookup, "_turns", Counted())
-    bags = draw_batch(lookup.blocks, (3, 2), is_weighted=False).as_bags(CPU)
-    lookup.prefetch(bags)
-    result, saved = lookup.forward(bags, training=True)
-    lookup.prepare(bags)
-    lookup.backward(saved, torch.ones_like(result))
-    lookup.weight(0)
-    assert turns == ["in", "out"] * 5
-
-
 def model_of(kernel: str) -> sw.DistributedModelParallel:
     """One table of 700 rows, its cache of 64, in this process alone."""
     config = sw.EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=700, feature_names=["f"])
@@ -307,28 +279,6 @@ class Squares(torch.nn.Module):
     def forward(self, batch: sw.KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
         values = self.bags(batch).values()
         return (values**2).sum(), values.detach()
-
-
-def test_pipeline_that_prefetches_trains_as_a_plain_loop_and_looks_up_rows_that_are_there() -> None:
-    def batches() -> list[sw.KeyedJaggedTensor]:
-        generator = torch.Generator().manual_seed(0)
-        ids = [torch.randint(0, 700, (30,), generator=generator) for _ in range(6)]
-        return [sw.KeyedJaggedTensor(["f"], own, lengths=torch.full((10,), 3)) for own in ids]
-
-    plain, piped = model_of("mapped_caching"), model_of("mapped_caching")
-    piped.load_state_dict(plain.state_dict())
-    for batch in batches():
-        plain.module(batch)[0].backward()
-    pipeline = sw.PrefetchTrainPipelineSparseDist(piped, piped.fused_optimizer, torch.device("cpu"))
-    loader = iter(batches())
-    for _ in batches():
-        pipeline.progress(loader)
-    torch.testing.assert_close(dict(piped.state_dict()), dict(plain.state_dict()))
-    lookups: list[Any] = [model.module.bags.engine.executors[0].lookups[0] for model in (plain, piped)]
-    # Rows of a batch that was prefetched are counted twice, the second time as hits.
-    distinct = [len(batch.values().unique()) for batch in batches()]
-    totals = [lookup.num_hits + lookup.num_misses for lookup in lookups]
-    assert totals == [sum(distinct), 2 * sum(distinct) - distinct[0]]
 
 
 def planned(**topology: Any) -> sw.ShardingPlan:

@@ -141,36 +141,3 @@ def test_estimates_never_fall_with_more_rows_ids_or_samples(name, grown, drawn, 
     assume(shapes(small) == shapes(large))
     before, after = (of_options(name, options, topology) for options in (small, large))
     assert (after >= before * (1 - 1e-9)).all()
-
-
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "torchrec"])
-@given(drawn=cases(), topology=st.sampled_from(TOPOLOGIES), factor=st.integers(2, 4))
-@LAWS
-def test_estimates_never_fall_with_more_columns(name, drawn, topology, factor):
-    # TorchRec's model is left out: its penalty for narrow rows makes 60 columns dearer than 64.
-    wide = attrs.evolve(
-        drawn, table=attrs.evolve(drawn.table, embedding_dim=drawn.table.embedding_dim * factor)
-    )
-    small, large = (options_of([one], topology) for one in (drawn, wide))
-    assume(shapes(small) == shapes(large))
-    before, after = (of_options(name, options, topology) for options in (small, large))
-    assert (after >= before * (1 - 1e-9)).all()
-
-
-@pytest.mark.parametrize("name", ["roofline", "torchrec"])
-@given(drawn=cases(), factor=st.floats(1.5, 10))
-@LAWS
-def test_estimates_of_time_never_rise_with_faster_links_and_memories(name, drawn, factor):
-    slow = Topology(8, "cuda", local_world_size=4)
-    fast = Topology(
-        8,
-        "cuda",
-        local_world_size=4,
-        hbm_mem_bw=slow.memory_bandwidths["hbm"] * factor,
-        hbm_to_ddr_mem_bw=slow.link_bandwidths["hbm_to_ddr"] * factor,
-        intra_host_bw=slow.link_bandwidths["intra_host"] * factor,
-        inter_host_bw=slow.link_bandwidths["inter_host"] * factor,
-    )
-    options = options_of([drawn], slow)
-    before, after = (totals(name, options, topology)[0] for topology in (slow, fast))
-    assert (after <= before * (1 + 1e-9)).all()

@@ -66,18 +66,6 @@ def test_times_that_are_off_by_one_factor_are_right_after_it() -> None:
     ]
 
 
-def test_group_that_is_slower_than_the_others_comes_first() -> None:
-    made = plan()
-    times = times_of(made, 1.0)
-    slow = times.ranks[1].groups[0]
-    groups = (attrs.evolve(slow, phases_ms={name: 9.0 for name in KERNEL_PHASES}), *times.ranks[1].groups[1:])
-    ranks = [times.ranks[0], attrs.evolve(times.ranks[1], groups=groups)]
-    first = compare_groups(Prices.by(made), attrs.evolve(times, ranks=ranks))[0]
-    assert (first.rank, first.kernel, first.tables) == (1, slow.kernel, slow.tables)
-    assert (first.measured_ms, first.predicted_ms) == (18.0, pytest.approx(sum(slow.phases_ms.values())))
-    assert first.off_ms > 0
-
-
 def test_explain_tells_the_ranks_and_groups_of_measured_times(tmp_path: Path) -> None:
     made = plan()
     (tmp_path / "plan.json").write_text(made.to_json())

@@ -83,31 +83,6 @@ def test_phases_and_groups_have_the_time_that_their_calls_take(clock: Clock) -> 
     assert own == {names[0]: pytest.approx([2.0, 20.0]), names[1]: pytest.approx([4.0, 40.0])}
 
 
-def test_lookups_without_a_backward_pass_are_no_steps(clock: Clock) -> None:
-    model = models.alone()
-    clock.taking(0.002, collection_of(model).engine.lookups[0], "forward")
-    with StepTimes(model) as times:
-        models.train(model, models.batch(0))
-        for seed in range(5):
-            with torch.no_grad():
-                model(models.batch(seed)).values()
-        models.train(model, models.batch(1))
-    found = times.gather()
-    assert found.num_steps == 2
-    assert found.ranks[0].phases_ms["forward_compute"] == pytest.approx(2.0)
-
-
-def test_model_is_as_it_was_when_times_are_stopped() -> None:
-    model = models.alone()
-    collection = collection_of(model)
-    objects = [collection, *collection.engine.lookups]
-    before = [set(vars(own)) for own in objects]
-    with StepTimes(model):
-        models.train(model, models.batch(0))
-        assert [set(vars(own)) for own in objects] != before
-    assert [set(vars(own)) for own in objects] == before
-
-
 def test_model_is_not_measured_twice_at_a_time() -> None:
     model = models.alone()
     with StepTimes(model), pytest.raises(sw.InvalidInputError):
@@ -115,14 +90,6 @@ def test_model_is_not_measured_twice_at_a_time() -> None:
     with StepTimes(model) as times:
         models.train(model, models.batch(0))
     assert times.num_steps == 1
-
-
-def test_outputs_that_are_let_go_of_are_gone_at_once() -> None:
-    """A step that held itself would stop a reshard until a garbage collection."""
-    model = models.alone()
-    with StepTimes(model):
-        model(models.batch(0)).values()
-        assert collection_of(model).engine.unfinished() == ""
 
 
 def test_times_begin_anew_when_the_model_is_resharded() -> None:
@@ -135,16 +102,6 @@ def test_times_begin_anew_when_the_model_is_resharded() -> None:
         models.train(model, models.batch(2))
     found = times.gather()
     assert (found.num_steps, [group.kernel for group in found.ranks[0].groups]) == (2, ["fused_numba"])
-
-
-def test_prediction_of_the_plan_stands_beside() -> None:
-    model = models.alone()
-    with StepTimes(model) as times:
-        models.train(model, models.batch(0))
-    predicted = times.gather().predicted
-    assert predicted is not None
-    assert predicted["estimator"] == "roofline"
-    assert predicted["step_ms"] == pytest.approx(model.plan.document["objective"]["value_ms"], abs=1e-4)
 
 
 def test_document_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -58,20 +58,6 @@ def test_optimizer_spec_of_applied_optimizer(
     assert optimizer_spec_of(param) == expected
 
 
-@pytest.mark.parametrize(("optimizer_class", "arguments", "spec"), SPECS)
-def test_spec_to_torch_and_back_is_the_same(
-    optimizer_class: Any, arguments: dict[str, Any], spec: OptimizerSpec
-) -> None:
-    param = nn.Parameter(torch.ones(3, 2))
-    optimizer = spec_to_torch(spec, [param])
-    param._in_backward_optimizers = [optimizer]
-    assert optimizer_spec_of(param) == spec
-
-
-def test_optimizer_spec_of_untreated_parameter_is_none() -> None:
-    assert optimizer_spec_of(nn.Parameter(torch.ones(1))) is None
-
-
 @pytest.mark.parametrize(
     ("optimizer_class", "arguments", "asked"),
     [
@@ -178,8 +164,3 @@ def test_spec_to_torch_what_is_not_known_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         spec_to_torch(spec, [nn.Parameter(torch.ones(2, 2))])
-
-
-def test_spec_to_torch_leaves_out_what_does_nothing() -> None:
-    spec = OptimizerSpec("sgd", 1.0, {"eps": 1e-8, "beta1": 0.9, "weight_decay": 0.0})
-    assert type(spec_to_torch(spec, [nn.Parameter(torch.ones(2, 2))])) is torch.optim.SGD

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shardwright import InvalidInputError, LazyAdam, RowWiseAdagrad
-from shardwright.optim.rows import touched_rows
 
 ROWS, COLUMNS = 6, 3
 BATCHES = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=8), min_size=1, max_size=4)
@@ -118,16 +117,6 @@ def test_half_precision_table_keeps_float32_state(optimizer_class: Any, dtype: t
         optimizer.step()
         assert all(value.dtype is torch.float32 for value in optimizer.state[own].values())
     torch.testing.assert_close(param.detach(), twin.detach().to(dtype))
-
-
-def test_touched_rows_sparse_lists_zero_gradients_and_dense_does_not() -> None:
-    values = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 0, 0]])
-    rows, gradients = touched_rows(sparse_gradient([4, 2, 2], values))
-    assert rows.tolist() == [2, 4]
-    assert gradients.tolist() == [[2, 2, 3], [0, 0, 0]]
-    rows, gradients = touched_rows(dense_gradient([4, 2, 2], values))
-    assert rows.tolist() == [2]
-    assert gradients.tolist() == [[2, 2, 3]]
 
 
 def test_step_closure_loss_is_returned() -> None:

@@ -88,37 +88,8 @@ def test_place_gang_goes_where_the_most_loaded_rank_it_takes_is_least_loaded():
     assert GreedyPerf().place(one).tolist() == [0, 1]
 
 
-def test_place_gang_without_places_spreads_over_the_ranks_of_its_host():
-    placed = GreedyPerf().place(
-        proposed([3, 2, 1], [[1]] * 3, [FREE] * 3, [[9]] * 4, gang=[7, 7, 7], local_world_size=2)
-    )
-    assert placed.tolist() == [0, 1, 1]
-
-
-def test_place_gangs_and_free_shards_are_placed_longest_first_together():
-    # The free shard is the longest: it takes rank 0; then the gang, on the other host; then the short shard.
-    placed = GreedyPerf().place(
-        proposed(
-            [4, 4, 9, 1],
-            [[1]] * 4,
-            [FREE] * 4,
-            [[9]] * 4,
-            gang=[3, 3, NO_GANG, NO_GANG],
-            local_rank=[0, 1, FREE, FREE],
-            local_world_size=2,
-        )
-    )
-    assert placed.tolist() == [2, 3, 0, 1]
-
-
 def test_place_gang_that_fits_on_no_host_gives_the_numbers_of_the_nearest():
     gang = {"gang": [0, 0], "local_rank": [0, 1], "local_world_size": 2}
     misfit = GreedyPerf().place(proposed([1, 1], [[4], [6]], [FREE] * 2, [[9], [2], [9], [5]], **gang))
     assert (misfit.shard, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (1, 3, 6, 5)
     assert (misfit.gang_size, misfit.is_fixed, misfit.short_bytes) == (2, False, 1)
-
-
-def test_place_gang_misfit_counts_what_the_gang_took_before():
-    gang = {"gang": [0, 0], "local_world_size": 1}
-    misfit = GreedyPerf().place(proposed([2, 1], [[4], [3]], [FREE] * 2, [[5], [6]], **gang))
-    assert (misfit.shard, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (1, 1, 3, 2)

@@ -114,39 +114,6 @@ def test_a_byte_too_much_is_a_misfit():
         assert isinstance(partitioner.place(shards), Misfit)
 
 
-def hosts_of_gangs(seed):
-    """Two hosts of two ranks, filled by gangs of two and single shards, with a little left."""
-    random = np.random.default_rng(seed)
-    gangs = random.uniform(0.1, 0.6, size=(2, 2)) * CAPACITY
-    alone = CAPACITY - gangs
-    parts = random.uniform(0.2, 0.8, size=(2, 2))
-    sizes = np.concatenate(
-        [gangs.reshape(-1), (alone * parts).reshape(-1), (alone * (1 - parts)).reshape(-1)]
-    )
-    count = len(sizes)
-    return ProposedShards(
-        shard=np.arange(count),
-        table=np.arange(count),
-        cost_ms=np.ones(count),
-        memory_bytes=np.floor(sizes * 0.999).astype(np.int64)[:, None],
-        tiers=("hbm",),
-        capacity_bytes=np.full((4, 1), CAPACITY),
-        gang=np.array([0, 0, 1, 1] + [-1] * (count - 4)),
-        local_world_size=2,
-    )
-
-
-@pytest.mark.parametrize("partitioner", [LongestFirst(), GreedyPerf()])
-@pytest.mark.parametrize("seed", range(20))
-def test_gangs_among_shards_that_fill_all_ranks_are_placed_on_one_host_each(seed, partitioner):
-    shards = hosts_of_gangs(seed)
-    ranks = partitioner.place(shards)
-    checked(shards, ranks)
-    hosts = ranks // 2
-    assert hosts[0] == hosts[1]
-    assert hosts[2] == hosts[3]
-
-
 def test_longest_first_finds_the_best_where_the_longest_alone_does_not():
     shards = ProposedShards(
         shard=np.arange(5),

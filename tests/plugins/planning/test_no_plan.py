@@ -154,17 +154,6 @@ def test_no_plan_where_rules_keep_tables_to_ranks_without_room_is_proven_and_nam
     assert planned(LARGE, roomy, {**rules, **kinds})
 
 
-def test_no_plan_where_no_option_of_a_pinned_table_fits_on_its_rank_is_proven():
-    # Neither tier of rank 1 holds it, though each holds what some option needs of it.
-    table = TableSpec("t", 10_000, 64, ["f"])
-    topology = Topology(2, "cuda", hbm_cap=[10_000 * KIB, 500 * KIB], ddr_cap=[10_000 * KIB, 500 * KIB])
-    rules = {"t": ParameterConstraints(ranks=[1])}
-    text = r"table 't' \(10_000 x 64 FP32\) may use no ranks but 1, and needs 1.2 MiB of ddr on one .* has 500.0 KiB"
-    with pytest.raises(NoPlanError, match=text):
-        planned([table], topology, rules)
-    assert planned([table], topology, {"t": ParameterConstraints(ranks=[0])})
-
-
 TIERS = [TableSpec(f"t{i}", 10_000 + i, 64, ["f"]) for i in range(40)]  # 2.4 MiB of weights each
 
 
@@ -197,25 +186,3 @@ def test_no_plan_that_several_memories_share_says_what_they_need_and_have_before
     assert needs == pytest.approx(weights, rel=0.01)
     assert have == pytest.approx(0.4 * weights, rel=0.01)
     assert more == pytest.approx((needs - have) / 4, rel=0.01)
-
-
-def test_no_plan_found_says_how_much_of_the_memory_is_needed_and_what_would_leave_some_over():
-    class Silent(Proposer):
-        name = "silent"
-
-        def proposals(self, space):
-            yield from ()
-
-    with pytest.raises(NoPlanError) as tight:
-        tiered(0.5, 0.52, proposer=Silent()).plan_tables(TIERS)
-    assert re.search(
-        r"no plan found: proposer 'silent' proposed nothing that fits, .* need at least \S+ MiB of hbm and ddr "
-        r"together.*the 4 ranks have \S+ MiB: 9\d\.\d% of it is needed\..*to have 10% to spare, it takes 5 such ranks "
-        r"or \S+ MiB more of hbm on each",
-        str(tight.value),
-    )
-    with pytest.raises(NoPlanError) as ample:
-        tiered(2.0, 2.0, proposer=Silent()).plan_tables(TIERS)
-    assert re.search(
-        r"the 4 ranks have \S+ MiB: 2\d\.\d% of it is needed\. Another proposer may", str(ample.value)
-    )

@@ -26,12 +26,6 @@ class Stranger(sw.ShardingType):
         yield sw.Layout([sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows)])
 
 
-class Everywhere(Stranger):
-    """The same, offered to all."""
-
-    offered: ClassVar[sw.Offered] = "always"
-
-
 def tables_of(shapes: list[tuple[int, int]]) -> list[TableSpec]:
     return [TableSpec(f"t{i}", rows, dim, [f"f{i}"]) for i, (rows, dim) in enumerate(shapes)]
 
@@ -54,24 +48,3 @@ def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]
         beside, other = planned(tables)
     assert beside == without
     assert other.result.plan.value_ms == report.result.plan.value_ms
-
-
-def test_type_that_is_offered_always_is_asked_about_tables_that_name_no_type() -> None:
-    tables = tables_of([(50_000, 64)] * 2)
-    rules = {"t0": sw.ParameterConstraints(sharding_types=["row_wise"])}
-    with installed(Everywhere()):
-        _, report = planned(tables, constraints=rules)
-    options = report.space.options
-    offered = [
-        {options.type_of(option).name for option in options.of_table(table)}
-        for table in options.distinct_table.tolist()
-    ]
-    assert ["wandering_rows" in names for names in offered] == [False, True]
-
-
-def test_stranger_that_looks_at_no_name_leaves_tables_alike() -> None:
-    """Asked about each table, it answers the same: the search has no more tables than without it."""
-    tables = tables_of([(50_000, 64)] * 8)
-    with installed(Everywhere()):
-        _, report = planned(tables)
-    assert len(report.space.options.tables) == 1

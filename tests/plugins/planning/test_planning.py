@@ -20,7 +20,6 @@ from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
@@ -33,21 +32,6 @@ def plan(table, *, ranks=2, device="cuda", **arguments):
         topology=Topology(world_size=ranks, compute_device=device), **arguments
     )
     return planner.plan_tables([table]), planner.report
-
-
-def test_tutorial_one_rank_holds_the_table():
-    made, report = plan(SMALL, ranks=1)
-    assert made.plan[""]["small_table"].ranks == [0]
-    # 10 million rows of 64 floats: the 2.4 GB of the tutorial, and buffers.
-    assert report.result.plan.used_bytes[0, 0] == pytest.approx(2.56e9, rel=1e-3)
-
-
-def test_tutorial_two_ranks_are_faster_than_one_would_be_alone():
-    _, table_wise = plan(
-        SMALL, constraints={"small_table": ParameterConstraints(sharding_types=["table_wise"])}
-    )
-    _, free = plan(SMALL)
-    assert free.result.plan.value_ms <= table_wise.result.plan.value_ms
 
 
 def test_step_time_is_the_sum_of_each_phases_slowest_rank():
@@ -67,67 +51,6 @@ def test_step_time_is_the_sum_of_each_phases_slowest_rank():
     assert values["step_time"] == pytest.approx(sum(max(p[name] for p in phases) for name in phases[0]))
     assert values["largest_rank_time"] == pytest.approx(max(sum(p.values()) for p in phases))
     assert values["step_time"] > 1.01 * values["largest_rank_time"]
-
-
-def test_tutorial_constraint_by_the_member_of_the_open_enumeration():
-    rule = ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value])
-    made, _ = plan(SMALL, constraints={"small_table": rule})
-    sharding = made.plan[""]["small_table"]
-    assert (sharding.sharding_type, len(sharding.ranks)) == ("table_wise", 1)
-
-
-def test_tutorial_pooling_factor_raises_the_estimated_time():
-    _, one = plan(SMALL)
-    _, many = plan(SMALL, constraints={"small_table": ParameterConstraints(pooling_factors=[200.0])})
-    assert many.result.plan.value_ms > 5 * one.result.plan.value_ms
-
-
-@pytest.mark.parametrize(
-    ("kind", "ranks", "sizes"),
-    [
-        ("table_wise", 1, [[4096, 64]]),
-        ("row_wise", 2, [[2048, 64], [2048, 64]]),
-        ("column_wise", 2, [[4096, 32], [4096, 32]]),
-    ],
-)
-def test_sharding_tutorial_shards_are_those_it_prints(kind, ranks, sizes):
-    table = TableSpec("large_table_0", 4096, 64, ["large_table_feature_0"])
-    rule = ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"])
-    made, _ = plan(table, constraints={"large_table_0": rule})
-    sharding = made.plan[""]["large_table_0"]
-    assert [shard.shard_sizes for shard in sharding.sharding_spec.shards] == sizes
-    assert len(set(sharding.ranks)) == ranks
-
-
-def test_sharding_tutorial_tables_are_balanced_over_the_ranks():
-    tables = [TableSpec(f"large_{i}", 4096, 64, [f"l{i}"]) for i in range(2)]
-    tables += [TableSpec(f"small_{i}", 1024, 64, [f"s{i}"]) for i in range(2)]
-    rules = {"*": ParameterConstraints(sharding_types=["table_wise"])}
-    planner = EmbeddingShardingPlanner(Topology(2, "cuda"), constraints=rules)
-    made = planner.plan_tables(tables).plan[""]
-    assert sorted(sharding.ranks[0] for sharding in made.values()) == [0, 0, 1, 1]
-
-
-def test_bfloat16_on_cpu_takes_the_torch_kernel_and_the_report_says_so():
-    table = TableSpec("t", 1000, 64, ["f"], "BF16", optimizer=OptimizerSpec("adam"))
-    made, report = plan(table, device="cpu")
-    assert made.plan[""]["t"].compute_kernel == "fused_torch"
-    assert "compute kernel 'fused' refused for 't'" in str(report)
-    assert "'fused_torch' taken" in str(report)
-
-
-def test_plan_of_the_built_ins_survives_json():
-    tables = [
-        SMALL,
-        TableSpec("u", 3, 128, ["f"], module="tower"),
-        TableSpec("v", 70, 70, ["g"], module="tower"),
-    ]
-    for kind in ("table_wise", "row_wise", "column_wise"):
-        rules = {"*": ParameterConstraints(sharding_types=[kind])}
-        made = EmbeddingShardingPlanner(Topology(5, "cpu"), constraints=rules).plan_tables(tables)
-        again = ShardingPlan.from_json(made.to_json())
-        assert again == made
-        assert again.to_json() == made.to_json()
 
 
 class RoundRobinRows(ShardingType):
@@ -200,11 +123,6 @@ def test_huge_table_of_the_tutorial_is_kept_in_host_memory_behind_a_cache(estima
     assert sharding.layout.extras["cache"] == {"load_factor": 0.2, "algorithm": "lru"}
     again = ShardingPlan.from_json(made.to_json()).plan[""]["huge_table"]
     assert again.layout.extras == sharding.layout.extras
-
-
-def test_table_that_fits_is_kept_in_device_memory():
-    made, _ = plan(SMALL)
-    assert made.plan[""]["small_table"].compute_kernel == "fused"
 
 
 def test_cache_of_the_constraints_is_what_is_planned_and_sized():

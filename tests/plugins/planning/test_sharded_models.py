@@ -57,18 +57,6 @@ def test_plan_of_a_sharded_model_is_that_of_the_unsharded_one(kind: Any) -> None
     assert dense_bytes(model.module, []) == dense_bytes(clicks(), sharders(kind))
 
 
-def test_collections_that_are_sharded_and_not_are_planned_together() -> None:
-    model = clicks()
-    block = sw.Block(sw.RowsRange(40)[0], sw.ColumnRange(0, 8), rank=0)
-    whole = sw.ParameterSharding("table_wise", "fused_torch", sw.Layout([block]))
-    model["bags"] = sharders(RowWiseOnly)[0].shard(
-        model["bags"], {"user": whole, "item": whole}, LOCAL, module_fqn="bags"
-    )
-    plan = planner().plan(model)
-    assert {path: set(own) for path, own in plan.plan.items()} == {"bags": {"user", "item"}, "seen": {"seen"}}
-    assert {own.sharding_type for own in plan.plan["bags"].values()} == {"row_wise"}
-
-
 def test_model_goes_to_the_plan_made_of_it_and_stays_if_asked() -> None:
     model = sw.DistributedModelParallel(
         clicks(), LOCAL, sharders=sharders(sw.EmbeddingBagCollectionSharder), update="in_backward"

@@ -6,17 +6,6 @@ import pytest
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
-from shardwright_plugins.plan_differences.rederived import Rederived
-from shardwright_testing import installed
-
-
-class OnRankZero(sw.ShardingType):
-    """The whole table on rank 0; offered to nobody who does not name it."""
-
-    name, abbreviation = "on_rank_zero", "Z"
-
-    def layouts(self, table, topology, constraints):
-        return [sw.Layout([sw.Block(table.all_rows, table.all_columns, 0)])]
 
 
 def sharder(types=None, kernels=None):
@@ -101,20 +90,3 @@ def test_constraint_that_the_sharder_does_not_allow_is_an_error_that_says_so(typ
 def test_answer_that_cannot_be_used_is_an_error_naming_the_sharder(picky, error, text):
     with pytest.raises(error, match=text):
         plan_of(picky)
-
-
-def test_sharder_may_allow_only_what_an_estimators_space_offers_to_nobody_else():
-    picky = sharder(["grid_shard"], lambda _: ["fused"])
-    assert chosen(plan_of(picky, estimator="torchrec")) == ("grid_shard", "fused")
-
-
-def test_plan_document_keeps_what_the_sharder_allows():
-    plan = plan_of(sharder(["row_wise"], lambda _: ["fused_torch", "dense"]))
-    options = Rederived.of(sw.ShardingPlan.from_json(plan.to_json()), sw.host.host()).options
-    assert {options.type_of(option).name for option in options.of_table(0)} == {"row_wise"}
-    assert {options.kernel_of(option).name for option in options.of_table(0)} == {"fused_torch", "dense"}
-
-
-def test_sharding_type_of_a_subclass_that_is_offered_by_name_only_is_chosen():
-    with installed(OnRankZero()):
-        assert chosen(plan_of(sharder(types=["on_rank_zero"])))[0] == "on_rank_zero"

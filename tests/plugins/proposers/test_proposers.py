@@ -12,8 +12,6 @@ from shardwright.planning.search.placement import propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints
 
-MIB = 1 << 20
-
 
 def space_of(tables, *, ranks=2, ddr_cap=1 << 30, batch_size=256, ids_per_bag=1.0):
     topology = Topology(ranks, "cpu", ddr_cap=ddr_cap)
@@ -50,29 +48,6 @@ def test_uniform_proposes_each_type_for_every_table_that_has_it():
     narrow = {index for index, table in enumerate(TABLES) if table.embedding_dim == 16}
     mixed = next(kinds for kinds in seen if "column_wise" in kinds)
     assert {index for index, kind in enumerate(mixed) if kind != "column_wise"} == narrow
-
-
-def test_greedy_cuts_the_table_that_no_rank_can_hold():
-    tables = [TableSpec("large", 100_000, 64, ["f"]), *TABLES]
-    space = space_of(tables, ddr_cap=20 * MIB)
-    result = run(space, "greedy")
-    assert types_of(space, result.plan.proposal)[0] != "table_wise"
-    assert (result.plan.used_bytes <= 20 * MIB).all()
-
-
-def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
-    # Cut over all ranks, each table's output would take room on each of them: bags of so many ids have some everywhere.
-    tables = [TableSpec(f"large{i}", 60_000, 64, [f"l{i}"]) for i in range(2)]
-    tables += [TableSpec(f"small{i}", 100, 64, [f"s{i}"]) for i in range(10)]
-    space = space_of(tables, ranks=4, ddr_cap=14 * MIB, batch_size=1024, ids_per_bag=10.0)
-    kinds = types_of(space, np.arange(space.options.num_options))
-    first = space.options.first_option.tolist()
-    all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])[space.options.distinct_table]
-    partitioner = host().partitioners.create("greedy_perf")
-    assert isinstance(partitioner.place(propose(space, all_cut, with_fixed=True)), Misfit)
-    kinds = types_of(space, run(space, "greedy").plan.proposal)
-    assert "table_wise" not in kinds[:2]
-    assert {"table_wise", "data_parallel"} & set(kinds[2:])
 
 
 def best_placed(space):

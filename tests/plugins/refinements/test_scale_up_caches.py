@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright_plugins.compute_kernels._caching import cache_of
 
 ROWS, DIM = 4_000_000, 128  # 2 GiB a table
 ASKED = 0.05
@@ -75,43 +73,3 @@ def test_tables_without_statistics_grow_alike_and_to_the_whole_where_there_is_ro
     assert 0.3 < half["hot"] < 0.6
     whole = planned(tables(has_statistics=False), 16.0, refinements="scale_up_caches")[0]
     assert load_factors(whole) == {"hot": 1.0, "even": 1.0}
-
-
-def test_plan_without_caches_is_as_it_was() -> None:
-    topology = sw.Topology(world_size=2, compute_device="cuda")
-    plans = [
-        sw.EmbeddingShardingPlanner(topology, 512, refinements=scales).plan_tables(
-            [sw.TableSpec("t", 1000, 16, optimizer=sw.OptimizerSpec("sgd"))]
-        )
-        for scales in ((), ["scale_up_caches"])
-    ]
-    assert plans[0].plan == plans[1].plan
-
-
-CACHED = {"compute_kernels": ["mapped_caching"], "cache_params": sw.CacheParams(0.5, "lfu")}
-
-
-@pytest.mark.parametrize("sharding_type", ["row_wise", "data_parallel"])
-def test_sharded_kernel_has_the_cache_of_the_constraints(sharding_type: str) -> None:
-    table = sw.EmbeddingBagConfig(name="t", num_embeddings=1000, embedding_dim=8, feature_names=["f"])
-    bags = sw.EmbeddingBagCollection([table], device="meta")
-    topology = sw.Topology(
-        1, "cpu", memory_bytes={"ddr": 1 << 30, "disk": 1 << 33}, memory_bandwidths={"ddr": 1e7, "disk": 1e6}
-    )
-    rule = sw.ParameterConstraints(sharding_types=[sharding_type], **CACHED)
-    plan = sw.EmbeddingShardingPlanner(topology, constraints={"t": rule}).plan(
-        bags, [sw.EmbeddingBagCollectionSharder()]
-    )
-    plan = sw.ShardingPlan.from_json(plan.to_json())
-    model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"), plan=plan)
-    (spec,) = [spec for lookup in model.module.engine.lookups for spec in lookup.blocks]
-    assert cache_of(spec.request) == CACHED["cache_params"]
-
-
-def test_refusals_of_the_only_kernel_are_sentences_without_double_periods() -> None:
-    planner = sw.EmbeddingShardingPlanner(
-        sw.Topology(2, "cpu"), constraints={"*": sw.ParameterConstraints(compute_kernels=["mapped_caching"])}
-    )
-    with pytest.raises(sw.PlanningError, match="no memory tier 'disk'") as error:
-        planner.plan_tables(tables())
-    assert not re.search(r"\.[.;]", str(error.value).replace("...", ""))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardwright import Exchange, ParameterConstraints, TableSpec, Topology
 from shardwright.host import host
 from shardwright_plugins.dataflows import Hierarchical, Replicate
-from shardwright_plugins.sharding_types._column_cuts import column_cuts
 from shardwright_plugins.sharding_types.column_wise import ColumnWise
 from shardwright_plugins.sharding_types.data_parallel import DataParallel
 from shardwright_plugins.sharding_types.grid_shard import GridShard
@@ -60,12 +56,6 @@ def test_row_wise_block_of_each_rank_has_the_rows_of_torchrec():
         (2, (6, 9), (0, 64)),
         (3, (9, 10), (0, 64)),
     ]
-
-
-def test_row_wise_fewer_rows_than_ranks_leaves_empty_blocks():
-    (layout,) = layouts_of(RowWise(), rows=2, ranks=4)
-    assert [block.num_rows for block in layout.blocks] == [1, 1, 0, 0]
-    assert [block.rank for block in layout.blocks] == [0, 1, 2, 3]
 
 
 def places_of(layout):
@@ -142,26 +132,3 @@ def test_table_too_narrow_to_be_cut_stays_whole_when_asked_by_name(kind):
     (layout,) = layouts_of(kind(), dim=16, ranks=1, sharding_types=[kind.name])
     assert blocks_of(layout) == [(None, (0, 10), (0, 16))]
     assert not layouts_of(kind(), dim=16, ranks=1)
-
-
-@given(dim=st.integers(1, 300), min_columns=st.integers(1, 100))
-def test_column_cuts_are_as_wide_as_asked_and_start_at_whole_vectors(dim, min_columns):
-    for bounds in column_cuts(dim, min_columns):
-        assert bounds[0] == 0
-        assert bounds[-1] == dim
-        assert min(np.diff(bounds)) >= min_columns
-        assert all(bound % 4 == 0 for bound in bounds[:-1])
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_types_answer_by_shape_as_they_say(name):
-    kind = host().sharding_types.create(name)
-    assert kind.depends_on_shape_only
-    one = TableSpec("one", 10, 128, ["f"], module="here")
-    other = TableSpec("other", 10, 128, ["g", "h"], module="there")
-    asked = ParameterConstraints(min_partition=16, sharding_types=[name])
-    more = ParameterConstraints(
-        min_partition=16, sharding_types=[name], pooling_factors=[9.0], batch_sizes=[7]
-    )
-    topology = Topology(3, "cpu")
-    assert list(kind.layouts(one, topology, asked)) == list(kind.layouts(other, topology, more))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
-import numpy as np
 import pytest
 
 from shardwright import (
@@ -75,41 +74,9 @@ def test_type_is_planned_where_its_blocks_may_go_and_survives_json(kind, num_hos
     assert f"({kind}" in str(report)
 
 
-@pytest.mark.parametrize(
-    ("num_hosts", "local"),
-    [(1, 1), (1, 4), *(pytest.param(*hosts, marks=pytest.mark.slow) for hosts in ((2, 2), (4, 2)))],
-)
-def test_all_types_mixed_are_planned_alike_every_time(num_hosts, local):
-    tables = [TableSpec(f"t{i}", 100 * (i + 1), 128, [f"f{i}"]) for i in range(2 * len(TYPES))]
-    plan, _ = planned(tables, num_hosts, local, TYPES)
-    assert {sharding.sharding_type for sharding in shardings(plan)} == set(TYPES)
-    again, _ = planned(tables, num_hosts, local, TYPES)
-    assert plan == again == ShardingPlan.from_json(plan.to_json())
-
-
-def test_data_parallel_takes_its_memory_on_each_rank():
-    plan, report = planned(TABLES[:1], 2, 2, ["data_parallel"], ["fused_torch"])
-    used = report.result.plan.used_bytes[:, 0]
-    assert (used == used[0]).all()
-    assert used[0] >= 1000 * 64 * 4
-    assert "a | DP (data_parallel) | fused_torch | " in " ".join(str(report).split())
-    assert " | 0-3, a copy on each " in " ".join(str(report).split())
-    assert "sharding_spec=None" in repr(plan.plan[""]["a"])
-    shown = " ".join(str(plan).split())
-    assert shown.endswith("a | [0, 0] | [1000, 64] | rank:0-3/cpu, a copy on each")
-
-
 def test_data_parallel_that_fits_on_one_rank_but_not_on_each_has_no_plan():
     with pytest.raises(NoPlanError):
         planned(TABLES[:1], 1, 2, ["data_parallel"], ddr_cap=[10_000_000, 1000])
-
-
-def test_data_parallel_document_lists_the_copies():
-    plan, _ = planned(TABLES[:1], 1, 2, ["data_parallel"])
-    entry = json.loads(plan.to_json())["modules"][""]["a"]
-    assert entry["dataflow"] == {"name": "replicate"}
-    assert "row_map" not in entry
-    assert entry["shards"] == [{"rank": rank, "rows": [0, 1000], "columns": [0, 64]} for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -140,21 +107,3 @@ def test_gang_that_fits_on_no_host_has_no_plan_and_the_numbers_are_given():
         match=r"it is proven that .* table 'a' .* needs 2\.0 MiB of ddr; .* most room \([13]\) has 8",
     ):
         planned([TableSpec("a", 10_000, 64, ["f"])], 2, 2, ["table_row_wise"], ddr_cap=caps)
-
-
-@pytest.mark.parametrize(("num_hosts", "local"), HOSTS)
-def test_free_choice_is_no_worse_than_any_type_alone_for_one_table(num_hosts, local):
-    for table in (TableSpec("tiny", 20, 64, ["f"]), TableSpec("large", 500_000, 128, ["f"])):
-        _, free = planned([table], num_hosts, local, [])
-        alone = [planned([table], num_hosts, local, [kind])[1] for kind in TYPES]
-        best = min(report.result.plan.value_ms for report in alone)
-        assert free.result.plan.value_ms == pytest.approx(best)
-
-
-def test_tight_memory_turns_copies_into_whole_tables():
-    tables = [TableSpec(f"t{i}", 2000, 64, [f"f{i}"]) for i in range(8)]
-    free = planned(tables, 1, 4, [], ddr_cap=10_000_000)[0]
-    tight, report = planned(tables, 1, 4, [], ddr_cap=2_900_000)
-    kinds = [[s.sharding_type for s in shardings(plan)].count("data_parallel") for plan in (free, tight)]
-    assert kinds[1] <= kinds[0]
-    assert (np.asarray(report.result.plan.used_bytes) <= 2_900_000).all()

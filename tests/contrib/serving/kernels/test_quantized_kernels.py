@@ -52,26 +52,6 @@ def test_kernels_come_to_the_bits_of_plain_torch(kernel: str, precision: str, is
         assert torch.equal(found, wanted)
 
 
-def test_numba_reads_tables_of_several_precisions_in_one_call() -> None:
-    blocks = [
-        block_spec(9, columns, data_type=precision, optimizer=None, is_frozen=True)
-        for precision, columns in zip(PRECISIONS, (64, 20, 7, 16, 3), strict=True)
-    ]
-    kernel = kernel_of("quant_numba")
-    assert len({kernel.group_key(spec.request) for spec in blocks}) == 1
-    batch = draw(blocks, (6,), is_weighted=False)
-    found = sums("quant_numba", blocks, batch).split([spec.block.num_columns for spec in blocks], dim=1)
-    for slot, (spec, own) in enumerate(zip(blocks, found, strict=True)):
-        alone = attrs.evolve(batch, bags=[[batch.bags[0][slot]]])
-        generator = torch.Generator().manual_seed(slot)
-        rows = serving.quantize_rows(
-            torch.randn(9, spec.block.num_columns, generator=generator), spec.table.data_type
-        )
-        lookup = kernel_of("quant_torch").build([spec], device=torch.device("cpu"))
-        lookup.adopt(0, rows.packed())
-        assert torch.equal(own.flatten(), lookup.forward(alone.as_bags(), training=False)[0].flatten())
-
-
 @pytest.mark.parametrize("wrong", [-1, 9, 2**40])
 def test_numba_refuses_an_id_that_is_no_row(wrong: int) -> None:
     block = block_spec(9, 8, data_type="INT8", optimizer=None, is_frozen=True)
@@ -106,21 +86,6 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
     plain = sw.KernelRequest("cpu", sw.DataType.INT8, 16, 16, is_frozen=True, on_this_machine=True)
     assert kernel_of(kernel).supports(plain) is True
     assert reason in str(kernel_of(kernel).supports(attrs.evolve(plain, **changes)))
-
-
-def test_kernels_that_do_not_train_are_offered_to_tables_that_are_served_alone() -> None:
-    topology = sw.Topology(world_size=2, compute_device="cpu")
-    planner = sw.EmbeddingShardingPlanner(topology=topology)
-    served = sw.TableSpec("s", 1000, 16, ("f",), "FP16", optimizer=None, is_frozen=True)
-    trained = attrs.evolve(
-        served, name="t", data_type="FP32", optimizer=sw.OptimizerSpec("sgd"), is_frozen=False
-    )
-    found = {}
-    for table in (served, trained):
-        (own,) = planner.plan_tables([table]).plan[""].values()
-        found[table.name] = own.compute_kernel
-    assert found["s"].startswith("quant_")
-    assert not found["t"].startswith("quant_")
 
 
 def model(pooling: str, *, is_weighted: bool = False) -> Any:

@@ -69,20 +69,6 @@ def test_requests_are_joined_up_to_the_size_in_order() -> None:
     assert model.batches == [[[1, 2], [3]], [[4, 5, 6], [7]]]
 
 
-def test_requests_gather_while_a_batch_is_computed() -> None:
-    async def test(model: Model, batcher: Batcher) -> None:
-        model.may_go.clear()
-        first = batcher.submit(request(1))
-        while batcher.is_full:  # until it was taken
-            await asyncio.sleep(0.001)
-        others = [batcher.submit(request(2))]
-        assert batcher.is_full
-        model.may_go.set()
-        assert await asyncio.gather(first, *others) == [[1], [2]]
-
-    run(test, max_queue=1, max_wait_ms=0)
-
-
 def test_request_on_which_the_program_fails_fails_alone() -> None:
     async def test(model: Model, batcher: Batcher) -> None:
         waiting = [batcher.submit(request(user)) for user in (1, 13, 2)]

@@ -151,21 +151,6 @@ def test_schema_of_requests_is_that_of_the_package(client: TestClient) -> None:
     assert (ids["minimum"], ids["maximum"]) == (0, packages.ITEMS - 1)
 
 
-def of_rows(folder: Path) -> Any:
-    """Load a program that multiplies its outputs by the first byte of the rows."""
-    program = packages.load_small(folder)
-    return lambda *inputs: tuple(output * inputs[-1][0] for output in program(*inputs[:-1]))
-
-
-def test_program_takes_the_bytes_of_the_packages_rows(package: Path) -> None:
-    (package / "rows.bin").write_bytes(bytes([3, 0]))
-    packages.write_manifest(package, model={"tables": "rows.bin"})
-    request = packages.a_request(2, 5)
-    with client_of(package, loader=f"{__name__}:of_rows") as client:
-        outputs = client.post("/predict", json=request).json()["outputs"]
-    assert outputs["score"] == [3 * score for score in packages.expected(request)["score"]]
-
-
 def slow_program(folder: Path) -> Any:
     """Load a program whose call for a user 1 ends when the test lets it."""
     program = packages.load_small(folder)

@@ -122,15 +122,3 @@ def test_columns_and_rows_are_those_of_the_whole_row(precision: str) -> None:
     assert torch.equal(whole.rows(torch.tensor([4, 4, 0])).dequantized(), whole.dequantized()[[4, 4, 0]])
     same = serving.QuantizedRows.of(whole.data_type, whole.values, whole.scale, whole.bias)
     assert torch.equal(same.packed(), whole.packed())
-
-
-def test_large_tables_are_quantized_in_parts_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwright_serving.rows import quantized_rows as rows
-
-    weight = drawn(50, 3, 1.0, 0.0, 2)
-    whole = serving.quantize_rows(weight).packed()
-    monkeypatch.setattr(rows, "_AT_ONCE", 21)
-    assert torch.equal(serving.quantize_rows(weight).packed(), whole)
-    weight[30, 1] = float("nan")
-    with pytest.raises(sw.InvalidInputError, match="row 30 has"):
-        serving.quantize_rows(weight)

@@ -135,22 +135,6 @@ def test_processor_has_its_family_where_its_name_has_no_number(
     assert processor.__wrapped__() == name
 
 
-def test_as_many_steps_come_out_too_long_as_too_short_though_some_were_disturbed() -> None:
-    plans = [
-        steps.plan_of(StepCase(["table_wise"], 4, 2, 60, 8, ids), Topology(2, "cpu"), "fused_torch")
-        for ids in range(1, 8)
-    ]
-    loads = [steps.loads_of(plan, 1e6) for plan in plans]
-    runs = []
-    for number in range(len(plans)):
-        ms = 3.0 if number < 3 else 1.0  # three of seven runs
-        runs.append(Measured(5 * ms, dict.fromkeys(running.MEASURED, ms), 0.0, 0.0))
-    fits = running.fit_phases(loads, runs, dict.fromkeys(KERNEL, 0.0), np.max)
-    errors = sum(own.errors for own in fits.values())
-    assert np.median(errors) == pytest.approx(0, abs=1e-12)
-    assert {len(own.errors) for own in fits.values()} == {7}
-
-
 @pytest.mark.parametrize("effort", steps.OF_KERNELS_ALONE)
 def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
     machine, topology = shipped_machine(), Topology(2, "cpu")
@@ -314,10 +298,6 @@ def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "m.json").exists()
 
 
-def test_shipped_machine_says_where_it_was_measured() -> None:
-    assert {"processor", "date", "ranks", "torch"} <= shipped_machine().made.keys()
-
-
 class _Reached(Exception):
     pass
 
@@ -347,30 +327,6 @@ def test_steps_are_measured_by_the_first_kernel_that_reads_their_rows(
     monkeypatch.setattr(running, "_measured_steps", steps_of)
     with pytest.raises(_Reached if expected else UnsupportedError, match=expected or f"rows of {BASE}"):
         running.calibrate(Ranks(1, 1, True, run), ["a", "b"], lambda what: None, precisions=["FP16"])
-
-
-def test_steps_that_other_programs_or_chance_disturbed_are_measured_again_and_the_quicker_run_counts() -> (
-    None
-):
-    cases = [StepCase(["table_wise"], 4, 2, 60 + number, 8, 2) for number in range(4)]
-    first = [
-        (5.0, 0.1, 0.0),
-        (6.0, 2.0, 0.0),
-        (7.0, 0.1, 0.5),
-        (8.0, 2.0, 0.0),
-    ]  # ms, quartiles apart, others' part
-    runs, measured = iter([first, [(5.5, 0.1, 0.0), (7.5, 0.1, 0.0), (4.0, 0.1, 0.0)]]), []
-
-    def run(function: Any, work: Any, **_: Any) -> list[Any]:
-        measured.append([data["tables"][0]["num_embeddings"] for data, _ in work])
-        return [[Measured(ms, {}, spread, others) for ms, spread, others in next(runs)]]
-
-    ranks = Ranks(2, 2, True, run)
-    links_found = {"intra_host_bw": 1e6, "intra_host_latency_ms": 0.0}
-    plans, found = running._measured_steps(ranks, cases, "fused_torch", links_found, quick=False)
-    assert measured == [[30, 30, 31, 31], [30, 31, 31]]
-    assert [one.step_ms for one in found] == [5.0, 5.5, 7.0, 4.0]
-    assert len(plans) == 4
 
 
 @pytest.mark.parametrize(

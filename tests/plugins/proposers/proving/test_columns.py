@@ -60,19 +60,6 @@ def test_master_needs_about_as_many_ranks_as_with_all_patterns(seed):
     assert least * (1 - 1e-6) <= solved(sizes, counts).ranks <= least * 1.02 + 1e-3
 
 
-def test_master_stops_where_the_ranks_are_enough():
-    sizes, counts = [[0.6, 0.1], [0.3, 0.5], [0.1, 0.05]], [20, 30, 50]
-    best, some = (solved(sizes, counts, enough) for enough in (0, 60))
-    assert best.ranks <= some.ranks <= 60
-
-
-def test_master_ends_where_more_ranks_are_needed_than_there_are():
-    sizes, counts = [[0.6, 0.1], [0.3, 0.5], [0.1, 0.05]], [20, 30, 50]
-    least = least_ranks(sizes, counts)
-    found = Master(kinds_of(sizes), np.array(counts), np.empty((0, 3))).solve(0, 10.0, Effort(), Watch())
-    assert 10 < found.ranks <= least * 1.02
-
-
 def test_whole_tables_takes_each_option_about_as_often_as_asked():
     kinds = attrs.evolve(kinds_of([[0.1], [0.1], [0.1]]), table=np.array([0, 0, 1]))
     proposal = _whole_tables(np.array([2.4, 4.6, 3.0]), kinds, np.array([0] * 7 + [1] * 3))
@@ -104,12 +91,6 @@ def test_search_whose_time_is_over_at_once_has_a_hasty_plan(ranks):
     assert found
     used = propose(space, found[-1].proposal).used_bytes(found[-1].ranks)
     assert (used <= space.capacity_bytes).all()
-
-
-def test_search_whose_time_is_over_with_no_plan_proposes_nothing_more():
-    space = three_sizes(240, 4, local=4, mib=1)
-    found = list(Search(space, Effort(), Watch(seconds=0.0)).plans())
-    assert not [each for each in found if isinstance(each, Placed)]
 
 
 def test_linear_program_has_the_prices_of_its_limits_and_goes_on_with_new_columns():

@@ -98,18 +98,3 @@ def test_no_plan_below_a_time_is_proven_anew_up_to_the_best_plans_and_not_beyond
         space, claim, {"z_ms": claim, "program": {"nodes": 1, "precision": PRECISION}}, host().extensions
     )
     assert (told == "") == (claim < best)
-
-
-def test_certificate_of_a_program_whose_tables_have_no_option_within_it_is_proven():
-    space = space_of([50])
-    least = float(space.largest_cost_ms.min())
-    data = {"z_ms": least / 2, "program": {"nodes": 0, "precision": PRECISION}}
-    assert why_unproven(space, least / 2, data, host().extensions) == ""
-
-
-@pytest.mark.parametrize("nodes", [-1, 10**30])
-def test_certificate_of_absurd_nodes_is_tried_with_what_there_may_be(nodes):
-    space = space_of([50])
-    claim = 1.01 * float(space.largest_cost_ms.min())
-    data = {"z_ms": claim, "program": {"nodes": nodes, "precision": PRECISION}}
-    assert "the solver proves" in why_unproven(space, claim, data, host().extensions)

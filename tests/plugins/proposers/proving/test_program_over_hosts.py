@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
-
 import numpy as np
 import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import prover_of
-from tests.plugins.proposers.proving.test_program import PRECISION, solved, value_of
+from tests.plugins.proposers.proving.test_program import solved, value_of
 from tests.plugins.proposers.spaces import costed
 
 from shardwright import ParameterConstraints, TableSpec, Topology
@@ -48,43 +46,6 @@ def test_program_over_hosts_keeps_gangs_together_and_says_what_its_plan_takes(ro
     value = value_of(space, plan)
     assert proven.bound_ms <= value * (1 + 1e-6)
     assert value <= program.limit_ms * (1 + 1e-6)
-
-
-def loads_of(space, option):
-    """What each way to place an option's shards takes of every rank: ``[N, W, D]``; gangs and single shards only."""
-    run = space.options.shards_of(option).start
-    local, ranks = space.topology.local_world_size, space.topology.world_size
-    need = np.append(space.cost_ms[run], space.memory_bytes[run])
-    counts = []
-    for first in range(0, ranks, local):
-        for some in combinations_with_replacement(range(local), int(space.options.count[run])):
-            counts.append(np.bincount(np.array(some) + first, minlength=ranks))
-    return np.array(counts)[:, :, None] * need
-
-
-def is_any_plan_within(space, limit_ms):
-    """Whether a plan takes no more than a time, from the loads of all plans, table after table, each kept once."""
-    room = np.column_stack([np.full(space.topology.world_size, limit_ms), space.capacity_bytes])
-    known = np.zeros((1, *room.shape))
-    for table in space.options.distinct_table:
-        ways = np.concatenate([loads_of(space, option) for option in space.options.of_table(table)])
-        sums = (known[:, None] + ways).reshape(-1, *room.shape)
-        sums = sums[(sums <= room).all(axis=(1, 2))]
-        known = np.unique(sums.round(9).reshape(-1, room.size), axis=0).reshape(-1, *room.shape)
-    return len(known) > 0
-
-
-def test_program_over_hosts_of_tables_that_are_alike_is_exact():
-    rule = ParameterConstraints(sharding_types=["table_wise", "table_column_wise"], compute_kernels=["fused"])
-    space = hosts_space([3816, 3816, 3816, 4999, 62], dim=128, mib=4, constraints={"*": rule}, batch_size=16)
-    program = Program.of(space, 10 * prover_of(space).possible_ms, most_columns=1000)
-    proven, plan = solved(program)
-    value = value_of(space, plan)
-    assert proven.bound_ms == pytest.approx(value, rel=PRECISION + 1e-4)
-    assert is_any_plan_within(space, value * (1 + 1e-6))
-    assert not is_any_plan_within(space, value * (1 - PRECISION - 1e-4))
-    data = proven.certificate
-    assert why_unproven(space, data["z_ms"], data, host().extensions) == ""
 
 
 @pytest.mark.parametrize("times", [1.01, 2, 1000])

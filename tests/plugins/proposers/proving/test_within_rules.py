@@ -16,21 +16,17 @@ from shardwright import (
     EmbeddingShardingPlanner,
     NoPlanError,
     ParameterConstraints,
-    Placed,
-    ProposedShards,
     Topology,
     Watch,
 )
 from shardwright.host import host
-from shardwright.planning.arrays import FREE, NO_GANG
+from shardwright.planning.arrays import FREE
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
-from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.tables.constraints import Constraints
-from shardwright_plugins.partitioners.longest_first import LongestFirst
 from shardwright_plugins.proposers.proving.effort import Effort
-from shardwright_plugins.proposers.proving.rules import ruled_space, with_given_ranks
+from shardwright_plugins.proposers.proving.rules import ruled_space
 from shardwright_plugins.proposers.proving.search import Search
 
 KIB = 1 << 10
@@ -147,28 +143,6 @@ def test_proving_bound_of_tables_that_share_few_ranks_is_that_of_these_ranks():
     assert found.lower_bound_ms > 1.8 * free
 
 
-def test_proving_bound_of_tables_kept_together_is_what_they_take_on_one_rank():
-    asked = {f"t{index}": {"together": "x"} for index in range(4)}
-    space = space_under_rules(SHAPES, asked, ranks=6, kib=1 << 20)
-    found = found_in(space)
-    assert found.lower_bound_ms > 0.95 * found.value_ms
-    assert found.lower_bound_ms > 1.5 * found_in(attrs.evolve(space, rules=None)).lower_bound_ms
-
-
-def test_proving_pinned_table_leaves_the_rest_as_good_a_plan_as_before():
-    # With options chosen once, and never again for what lies on the ranks, the plan is 11 % worse.
-    random = np.random.default_rng(1)
-    rows = sorted((10 ** random.uniform(3, 5.3, 14)).astype(int).tolist(), reverse=True)
-    tables = tables_of([(count, (16, 64, 128)[index % 3]) for index, count in enumerate(rows)])
-    free, pinned = (
-        value_of(
-            EmbeddingShardingPlanner(Topology(8, "cuda", local_world_size=4), 4096, constraints=rules), tables
-        )
-        for rules in ({}, {"t0": ParameterConstraints(ranks=[1])})
-    )
-    assert pinned <= free * 1.01
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -187,51 +161,6 @@ def test_proving_rule_that_costs_nothing_costs_next_to_nothing(asked):
     assert made <= free * 1.005
 
 
-def test_proving_that_a_pinned_table_overloads_its_rank_ends_at_once():
-    asked = {f"t{index}": {"ranks": 0} for index in range(8)}
-    space = space_under_rules(SHAPES, asked, ranks=4, kib=1 << 20)
-    plain, least_ms = plain_of(space)
-    pinned = [np.min(space.total_cost_ms[list(space.options.of_table(t))]) for t in range(8)]
-    value = found_in(space).value_ms
-    assert Search(plain, Effort(), Watch(), least_ms).prover.bound_ms >= sum(pinned) * (1 - 1e-9)
-    assert value == pytest.approx(sum(pinned))
-    assert found_in(space).lower_bound_ms == pytest.approx(value)
-
-
-def test_proving_under_rules_has_a_plan_of_choices_before_it_searches(monkeypatch):
-    space, begun = space_under_rules(SHAPES, {"t0": {"ranks": [0]}}, ranks=4, kib=1 << 20), []
-    plans = Search.plans
-
-    def noted(self):
-        begun.append(self.watch.progress.value_ms)
-        yield from plans(self)
-
-    monkeypatch.setattr(Search, "plans", noted)
-    found_in(space)
-    assert len(begun) == 1
-    assert np.isfinite(begun[0])
-
-
-def test_ruled_space_without_a_rule_that_binds_is_the_space_itself():
-    space = space_under_rules(SHAPES[:3], {"t0": {"ranks": [0, 1]}}, ranks=2, kib=1 << 20)
-    ruled, _ = plain_of(space)
-    assert ruled.further_tiers == ()
-    np.testing.assert_array_equal(ruled.options.rank, space.options.rank)
-    assert ruled.rules is None
-
-
-def test_proving_pinned_table_that_fits_one_rank_by_another_kernel_only_has_a_plan():
-    # 48 MiB of weights, 32 MiB of device memory: in pieces it would fit, on one rank the host must hold it.
-    tables = tables_of([(200_000, 64), (1000, 64), (2000, 64)])
-    topology = Topology(4, "cuda", hbm_cap=1 << 25, ddr_cap=1 << 27, local_world_size=2)
-    rules = {"t0": ParameterConstraints(ranks=[3])}
-    made = EmbeddingShardingPlanner(topology, 64, constraints=rules, storage_reservation=0.0).plan_tables(
-        tables
-    )
-    assert made.plan[""]["t0"].compute_kernel in ("fused_uvm", "fused_uvm_caching")
-    assert set(made.plan[""]["t0"].ranks) == {3}
-
-
 def test_proving_tables_kept_together_share_a_rank_where_only_some_fit_its_device():
     # Each fits on a rank's device, all three do not: the host must hold one at least.
     tables = tables_of([(80_000, 64)] * 3)
@@ -243,36 +172,3 @@ def test_proving_tables_kept_together_share_a_rank_where_only_some_fit_its_devic
     kernels = [sharding.compute_kernel for sharding in made.values()]
     assert kernels.count("fused") == 2
     assert plain_of(made_by.report.space) is not None
-
-
-def test_ruled_space_plans_are_plans_of_the_given_space():
-    asked = {"t0": {"ranks": 2}, "t1": {"together": "x"}, "t2": {"together": "x"}}
-    space = space_under_rules(SHAPES[:5], asked, ranks=3, kib=1 << 20)
-    plain, _ = plain_of(space)
-    proposal = space.options.first_option[:-1][space.options.distinct_table]
-    free = propose(plain, proposal)
-    placed = with_given_ranks(space, plain, Placed(proposal, np.ones(len(free), dtype=np.int64)))
-    tables = propose(space, proposal).table
-    assert set(placed.ranks[tables == 0].tolist()) == {2}
-    assert len(set(placed.ranks[(tables == 1) | (tables == 2)].tolist())) == 1
-    assert set(placed.ranks[tables > 2].tolist()) == {1}
-
-
-def test_place_within_a_gang_shares_an_allowed_host():
-    rules = RankRules.of(
-        Constraints({"t0": ParameterConstraints(ranks=[2, 3])}),
-        tables_of(SHAPES[:2]),
-        Topology(4, "cpu", local_world_size=2),
-    )
-    shards = ProposedShards(
-        shard=np.arange(3),
-        table=np.array([0, 0, 1]),
-        cost_ms=np.ones(3),
-        memory_bytes=np.ones((3, 1), dtype=np.int64),
-        tiers=("ddr",),
-        capacity_bytes=np.full((4, 1), 100),
-        gang=np.array([0, 0, NO_GANG]),
-        local_rank=np.array([0, 1, FREE]),
-        local_world_size=2,
-    )
-    assert place_within(rules, LongestFirst(), shards)[:2].tolist() == [2, 3]

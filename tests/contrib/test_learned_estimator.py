@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import pytest
 from shardwright_learned import LearnedEstimator, Measurement
-from shardwright_learned.features import FEATURES, features_of
+from shardwright_learned.features import FEATURES
 from shardwright_learned.recipes import from_recipe, to_recipe
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
@@ -27,7 +27,7 @@ from tests.contrib import distributions, learned_workers
 import shardwright as sw
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
-from shardwright_testing import EstimatorTests, installed
+from shardwright_testing import EstimatorTests
 from shardwright_testing.ranks import RankPool
 
 KERNEL, TYPES = "fused_torch", ("table_wise", "row_wise", "data_parallel")
@@ -76,30 +76,6 @@ def test_learned_estimates_follow_the_law_they_were_fitted_to() -> None:
         expected[table.name] = 3 * 0.01 + sum(MS_A_BYTE.values()) * vector_bytes * (1 + 3 / 4)
     told = {table["path"]: table["time_ms"] for table in report.tables}
     assert told == pytest.approx(expected, rel=1e-6)
-
-
-def test_learned_ids_bring_their_weights_and_the_columns_that_their_kernel_asks_for() -> None:
-    """Weights are 4 bytes beside the 8 of an id, a column of counts 8."""
-
-    class Counting(sw.host.host().compute_kernels[KERNEL]):  # type: ignore[misc]
-        name = "counting"
-
-        def columns(self, request: sw.KernelRequest) -> dict[str, str]:
-            return {"count": "int64"}
-
-    def bytes_of(kernel: str, *, is_weighted: bool = False) -> float:
-        table = sw.TableSpec("t", 1000, 16, is_weighted=is_weighted)
-        rule = sw.ParameterConstraints(sharding_types=["table_wise"], compute_kernels=[kernel])
-        options = enumerate_options([table], TOPOLOGY, Constraints({"t": rule}), sw.host.host(), batch_size=8)
-        return float(features_of(options, TOPOLOGY)["input_bytes"].max())
-
-    ids = TOPOLOGY.world_size * 8
-    with installed(Counting()):
-        assert [bytes_of(KERNEL), bytes_of(KERNEL, is_weighted=True), bytes_of("counting")] == [
-            8 * ids,
-            12 * ids,
-            16 * ids,
-        ]
 
 
 def test_learned_lookups_and_updates_of_ranks_of_half_the_speed_take_twice_as_long() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.equality import Table
 from tests.pairs import each_once
 from tests.plugins.built_in import built_in
-from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
+from tests.plugins.training.test_equality import OPTIMIZERS
 
 from shardwright import (
     DistributedError,
@@ -35,7 +33,6 @@ from shardwright import (
     save_checkpoint,
     spec_to_torch,
 )
-from shardwright.host import host
 from shardwright_plugins.sharding_groups import DMPCollection, ShardingEnv2D, averaging
 from shardwright_testing.simulated import run_simulated
 
@@ -226,58 +223,6 @@ def test_sync_of_weights_alone_leaves_optimizer_state_to_each_group() -> None:
     name = "embedding_bags.user.weight"
     assert torch.equal(first[name], second[name])
     assert not torch.equal(state[name]["sum"], other[name]["sum"])
-
-
-def test_copies_on_several_ranks_of_a_group_stay_equal_bit_for_bit_with_three_replicas() -> None:
-    plan = planned(["data_parallel"], "adam", world_size=6, local=6).made
-
-    def work(env: Any) -> list[torch.Tensor]:
-        model = wrapped(env, plan, "adam", sync_every=1)
-        for step in range(3):
-            loss_of(model, step, env.everyone.rank).backward()
-        model.sync()
-        return [parameter.detach().clone() for parameter in model.parameters()]
-
-    first, *others = simulated(work, 6, 6)
-    for other in others:
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
-
-
-def kernels_and_optimizers() -> list[tuple[str, str | None, list[str]]]:
-    """Every kernel of this machine with every optimizer that it takes, and sharding types that it takes then."""
-    asked = ["row_wise", "table_wise", "column_wise", "data_parallel"]
-    found = []
-    for kernel, optimizer in itertools.product(kernels(), OPTIMIZERS):
-        tables = [Table(ROWS["user"], DIM, ("user",), "SUM", name, kernel) for name in asked]
-        taken = [
-            table.sharding_type for table in tables if supports(kernel, table, optimizer, world_size=GROUP)
-        ]
-        named = optimizer if host().compute_kernels[kernel].fuses_optimizer else None
-        found += [(kernel, named, taken)] if taken else []
-    return found
-
-
-@pytest.mark.parametrize(("kernel", "optimizer", "types"), kernels_and_optimizers())
-def test_bytes_that_travel_are_those_planned(kernel: str, optimizer: str | None, types: list[str]) -> None:
-    world_size = 6
-    planner = planned(types, optimizer, kernels=[kernel], world_size=world_size, local=6)
-
-    def work(env: Any) -> tuple[int, int]:
-        model = wrapped(env, planner.made, optimizer)
-        communicator = env.replicas.communicator
-        communicator.sent_bytes.clear()
-        model.sync()
-        labels = (averaging.REPLICAS, f"sums of {averaging.REPLICAS}")
-        sent = [sizes for label, sizes in communicator.sent_bytes if label in labels]
-        others = [size for sizes in sent for rank, size in enumerate(sizes) if rank != communicator.rank]
-        return env.rank, sum(others)
-
-    sent_by: dict[int, list[int]] = {}
-    for rank, sent in simulated(work, world_size, 6):
-        sent_by.setdefault(rank, []).append(sent)
-    replicas = world_size // GROUP
-    for rank, loads in enumerate(planner.report.ranks):
-        assert sum(sent_by[rank]) == 2 * (replicas - 1) * loads["averaged_bytes"] > 0
 
 
 def test_half_precision_is_averaged_in_float32() -> None:

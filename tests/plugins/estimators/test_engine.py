@@ -251,12 +251,6 @@ def planner_by(path: Path, kinds: list[str], kernels: list[str]) -> sw.Embedding
     )
 
 
-def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
-    """A plan of tables of which a search would copy the narrow one, and so mix the outputs of the wide ones."""
-    tables = [sw.TableSpec(f"t{i}", 1000, columns) for i, columns in enumerate((8, 256, 256))]
-    return planner_by(path, ["table_wise", "data_parallel"], ["fused_numba"]).plan_tables(tables)
-
-
 @pytest.mark.parametrize(("step", "name"), [(0.0, "fused_torch"), (200.0, "fused_numba")])
 def test_kernel_whose_calls_add_more_to_a_step_than_it_saves_is_left(
     step: float, name: str, tmp_path: Path
@@ -277,22 +271,6 @@ def test_kernel_whose_calls_add_more_to_a_step_than_it_saves_is_left(
     assert Prices.by(plan).of(plan).step_ms == pytest.approx(lookup_ms * 8 * BATCH)
 
 
-def test_mixed_plan_gives_way_to_one_of_one_kind_by_which_a_step_is_shorter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_result=0.01)
-    found = plan_of_one_copy(path)
-    monkeypatch.setattr(Engine, "refinements", lambda self, topology: ())
-    searched = plan_of_one_copy(path)
-    assert {own.sharding_type for own in found.plan[""].values()} == {"table_wise"}
-    assert [own.sharding_type for own in searched.plan[""].values()].count("data_parallel") == 1
-    # Two tables of four ids a sample on the slowest rank; or three of two, and all columns of the outputs once more.
-    prices = Prices.by(found)
-    steps = [prices.of(one).step_ms for one in (found, searched)]
-    assert steps == pytest.approx([8 * BATCH, 6 * BATCH + 0.01 * BATCH * (8 + 256 + 256)])
-    assert not sw.check_plan(found).problems
-
-
 def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,35 +280,6 @@ def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth
     options, topology = options_of(1000, 8, 2, "table_wise")
     phases = Engine(machine=str(path)).estimate(options, topology)
     assert phases["forward_compute"].tolist() == [4 * 0.5 * 2 * BATCH * 2]
-
-
-def test_efforts_of_a_kernel_are_factors_of_the_engine_s_work_on_what_is_cut_or_copied(
-    tmp_path: Path,
-) -> None:
-    path = machine_with(tmp_path / "machine.json", cut_id=1.0, whole_id=0.25, copied_id=5.0)
-    data = json.loads(path.read_text())
-    kernels = data["constants"]["kernels"]
-    kernels["fused_torch"] = {**kernels["fused_numba"], "cut": 3.0, "copied": 1.5}
-    path.write_text(json.dumps(data))
-    ids = 2 * BATCH * 4  # of both ranks
-
-    def phases(kind: str, kernel: str) -> dict[str, float]:
-        options, topology = options_of(10_000_000, 8, 4, kind, kernel=kernel)
-        engine = Engine(machine=str(path))
-        search = engine.estimate(options, topology)
-        step = engine.step_phases(
-            dict.fromkeys(search, np.zeros(2)), options, np.zeros(1, np.int64), topology
-        )
-        shares = options.count / options.count.sum()
-        own = {f"search {name}": float(ms @ shares) for name, ms in search.items() if name != "exchanges"}
-        return {name: ms for name, ms in {**own, "step": float(sum(step.values())[0])}.items() if ms}
-
-    # Of exchanges a search is told what whole tables do not take; each rank has half of them in a step.
-    assert phases("row_wise", "fused_numba") == {"search id_partition": 0.75 * ids / 2, "step": ids / 2}
-    assert phases("row_wise", "fused_torch") == {"search id_partition": 2.75 * ids / 2, "step": 3 * ids / 2}
-    assert phases("data_parallel", "fused_numba") == {"search backward_compute": 5 * ids}
-    assert phases("data_parallel", "fused_torch") == {"search backward_compute": 7.5 * ids}
-    assert phases("table_wise", "fused_torch") == phases("table_wise", "fused_numba") != {}
 
 
 class TellsItsTime(sw.ComputeKernel):

@@ -183,16 +183,6 @@ def test_rule_equals_its_papers_formula(
     )
 
 
-def test_rows_without_a_gradient_are_left_alone() -> None:
-    own = torch.nn.Parameter(weights())
-    optimizer = RuleOptimizer([own], OptimizerSpec("lamb", RATE, {"weight_decay": 0.1}))
-    own.grad = gradients()[0]
-    own.grad[2:] = 0
-    optimizer.step()
-    assert torch.equal(own[2:], weights()[2:])
-    assert not (own[:2] == weights()[:2]).any()
-
-
 @pytest.mark.parametrize(
     ("spec", "error", "text"),
     [

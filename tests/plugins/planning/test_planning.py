@@ -125,17 +125,6 @@ def test_huge_table_of_the_tutorial_is_kept_in_host_memory_behind_a_cache(estima
     assert again.layout.extras == sharding.layout.extras
 
 
-def test_cache_of_the_constraints_is_what_is_planned_and_sized():
-    rule = ParameterConstraints(
-        cache_params={"load_factor": 0.1}, sharding_types=["row_wise"], compute_kernels=["fused_uvm_caching"]
-    )
-    made, report = plan(HUGE, constraints={"huge_table": rule})
-    assert made.plan[""]["huge_table"].layout.extras["cache"]["load_factor"] == 0.1
-    rows = HUGE.num_embeddings // 2
-    cache = 0.1 * rows * (4 * 1024 + 16) + 4 * rows
-    assert report.result.plan.used_bytes[0, 0] == pytest.approx(cache, rel=1e-3)
-
-
 def test_huge_table_of_the_tutorial_in_device_memory_has_no_plan_and_the_error_says_what_has():
     rule = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     text = r"'huge_table' \(50_000_000 x 1024 FP32\) needs 95\.4 GiB.*'fused_uvm_caching'.*allow it in constraints"

@@ -77,26 +77,6 @@ def test_profile_counts_as_numpy_does(seed: int, algorithm: str) -> None:
         assert rule.cache_params.stats == expected
 
 
-def test_profile_of_several_bags_a_sample_tells_ids_per_bag_and_bags_per_sample() -> None:
-    lengths = [1, 1, 4, 2]  # 2 samples of one bag, and of two bags each
-    batch = sw.KeyedJaggedTensor(
-        keys=["id", "seen"],
-        values=sw_ids(8),
-        lengths=sw_ids(lengths),
-        stride_per_key_per_rank=[[2], [2]],
-    )
-    profile = Profile([USER, sw.TableSpec("item", 200, 8, ["seen"])])
-    for _ in range(2):
-        profile.add(batch)
-    assert profile.constraints()["item"].pooling_factors == (3.0,)
-
-
-def sw_ids(values: Any) -> Any:
-    import torch
-
-    return torch.arange(values) if isinstance(values, int) else torch.tensor(values)
-
-
 @pytest.mark.parametrize(
     ("ids", "error"),
     [({"id": [[1], [50]]}, sw.InvalidInputError), ({"ids": [[1], [2]]}, sw.UnknownNameError)],

@@ -9,7 +9,6 @@ import random
 import pytest
 
 import shardwright as sw
-from shardwright_plugins.following.predicted import Prices
 from shardwright_plugins.refinements.stay_near import StayNear
 
 COSTS = (0.0, 1e-3, 1e-2, 0.1, 1e9)
@@ -148,26 +147,3 @@ def test_plan_of_another_model_is_refused():
     old = planner(0, tables=other).plan_tables(other)
     with pytest.raises(sw.PlanError, match=r"has 17 x 8 elements for table 't0'.*another model"):
         planner(refinements=[StayNear(old)]).plan_tables(TABLES)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_where_plans_are_compared_by_the_step_those_near_are_too(seed):
-    """At no cost of a move a step is no longer than without: a search's costs alone would make a plan of many kinds."""
-    drawn = random.Random(seed)
-    sizes = [(int(10 ** drawn.uniform(2, 6)), drawn.choice([8, 32, 128])) for _ in range(24)]
-    tables = [sw.TableSpec(f"t{i:02}", rows, dim, [f"f{i}"]) for i, (rows, dim) in enumerate(sizes)]
-    topology = sw.Topology(4, "cpu")
-
-    def planned(ids, **arguments):
-        rules = {
-            t.name: sw.ParameterConstraints(pooling_factors=[n]) for t, n in zip(tables, ids, strict=True)
-        }
-        made = sw.EmbeddingShardingPlanner(topology, 1024, constraints=rules, estimator="engine", **arguments)
-        return made.plan_tables(tables)
-
-    before = [drawn.uniform(1, 30) for _ in tables]
-    after = [max(1.0, n * drawn.lognormvariate(0, 0.7)) for n in before]
-    free, near = planned(after), planned(after, refinements=StayNear(planned(before), 0.0))
-    steps = [Prices.by(plan).of(plan).step_ms for plan in (free, near)]
-    assert steps[1] <= steps[0] + 1e-4
-    assert near.document["inputs"]["taken_ms"]["value"] == pytest.approx(steps[1], abs=1e-4)

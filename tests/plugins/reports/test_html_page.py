@@ -125,14 +125,6 @@ def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
     assert "a <b> title" in page.texts
 
 
-def test_html_report_has_all_ranks_tables_and_assumptions():
-    report = report_of()
-    texts = Page(report.to_format("html")).texts
-    assert {table.path for table in TABLES} <= set(texts)
-    assert any("ddr_cap = 128.0 GiB" in text for text in texts)
-    assert any("proposals:" in text for text in texts)
-
-
 @pytest.mark.parametrize("ranks", [1, 64, 130])
 def test_html_report_of_any_number_of_ranks_stays_within_the_picture(ranks):
     rules = {"*": ParameterConstraints(sharding_types=["row_wise"])}

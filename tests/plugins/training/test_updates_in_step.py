@@ -547,18 +547,6 @@ def test_gradients_that_were_applied_are_refused_by_what_can_be_done(how: str) -
     assert all(parameter.grad is None for parameter in parameters)
 
 
-def test_optimizers_pass_over_what_the_backward_pass_has_updated() -> None:
-    case, model = alone("in_backward")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    backward(case, model, 0, 0)
-    before = {name: value.clone() for name, value in model.full_state_dict().items()}
-    optimizer.step()
-    torch.testing.assert_close(dict(model.full_state_dict()), before, rtol=0, atol=0)
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    optimizer.zero_grad()
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_scaler_that_is_given_tables_updated_in_the_backward_pass_is_refused() -> None:
     case, model = alone("in_backward")
     scaler = torch.amp.GradScaler("cpu")

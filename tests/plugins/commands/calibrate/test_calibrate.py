@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, Ke
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
 from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine, shipped_machine
-from shardwright_plugins.estimators.engine.step import ENGINE
-from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 from shardwright_plugins.measuring import steps as measuring
 from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
@@ -77,44 +75,6 @@ def test_kernel_fit_finds_the_cache_and_the_times_of_a_made_up_kernel() -> None:
     assert found_cache == cache
     np.testing.assert_allclose(fits["made_up"].lookup.errors, 0, atol=1e-6)
     np.testing.assert_allclose(fits["made_up"].update.errors, 0, atol=1e-6)
-
-
-@pytest.mark.parametrize("ends", [np.max, lambda own: max(0.75 * own.max(), own.mean())])
-def test_phases_of_steps_give_back_the_constants_they_were_made_of(ends: Callable[[Any], float]) -> None:
-    draw = np.random.default_rng(5)
-    kinds = ("whole", "cut", "copy")
-    constants = {name: draw.uniform(0.1, 1) for name in (*ENGINE, *KERNEL)}
-    loads = [{name: draw.uniform(0, 10, 2) for name in constants} for _ in range(60)]
-    for number, own in enumerate(loads):  # some have tables of one kind, or of two
-        absent = [(), ("cut",), ("copy",), ("cut", "copy")][number % 4]
-        own.update({f"{kind}_result": np.zeros(2) for kind in absent})
-    factors, fixed = {"forward_compute": 1.5, "backward_compute": 0.5}, 4.0
-
-    def phase_ms(own: dict, phase: str) -> float:
-        """Of exchanges the mean over ranks, else what they wait for of kernel and engine; a fixed time in both."""
-        there = [kind for kind in kinds if own[f"{kind}_result"].any()]
-        elements = sum(own[f"{kind}_result"].mean() for kind in kinds)
-        moved = {"mixed_sent": {"whole", "cut"} <= set(there)}
-        took = fixed
-        for name in running.MEASURED[phase]:
-            if name.startswith("mixed"):
-                took += constants[name] * elements * moved.get(name, len(there) > 1)
-            else:
-                took += constants[name] * (ends(own[name]) if phase in factors else own[name].mean())
-        kernel = sum(own[name] * constants[name] for name in OF_KERNELS.get(phase, ()))
-        return float(took + factors.get(phase, 0) * ends(np.broadcast_to(kernel, 2)))
-
-    runs = []
-    for own in loads:
-        phases = {phase: phase_ms(own, phase) for phase in running.MEASURED}
-        runs.append(Measured(sum(phases.values()), phases, 0.0, 0.0))
-    fits = running.fit_phases(loads, runs, {name: constants[name] for name in KERNEL}, ends)
-    found = {name: value for own in fits.values() for name, value in own.constants.items()}
-    for name in ENGINE:
-        assert found[name] == pytest.approx(constants[name], rel=1e-6), name
-    for phase, own in fits.items():
-        assert own.constants["step"] == pytest.approx(fixed)
-        assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
 
 
 @pytest.mark.parametrize(

@@ -225,17 +225,6 @@ def test_sync_of_weights_alone_leaves_optimizer_state_to_each_group() -> None:
     assert not torch.equal(state[name]["sum"], other[name]["sum"])
 
 
-def test_half_precision_is_averaged_in_float32() -> None:
-    values = torch.tensor([[1.0, 2048.0], [0.0, 1.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float16)
-
-    def work(env: Any) -> list[float]:
-        mine = values[env.rank].clone()
-        env.communicator.all_reduce(mine, mean=True).wait()
-        return list(mine.tolist())
-
-    assert run_simulated(work, 4) == [[0.25, 513.0]] * 4  # in float16 2048 + 1 is 2048
-
-
 def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Path) -> None:
     plan = planned(["row_wise", "table_wise", "data_parallel"], "adagrad").made
 

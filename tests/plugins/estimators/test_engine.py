@@ -16,8 +16,6 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InvalidInputError
 from shardwright.host import host
-from shardwright.host.plugin_host import PluginHost
-from shardwright.planning import planner as planner_module
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -31,7 +29,6 @@ from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork, until_all_have_computed
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 from shardwright_plugins.following.predicted import Prices
-from shardwright_plugins.plan_differences.rederived import Rederived
 from shardwright_testing import installed
 
 BATCH = 64
@@ -385,18 +382,6 @@ def test_row_map_whose_time_cannot_be_asked_is_named(declared: Any, monkeypatch:
         Engine().estimate(options, topology)
 
 
-def test_update_of_weighted_ids_takes_a_quarter_more_an_id_and_no_more_a_row() -> None:
-    def amounts(**changes: Any) -> Mapping[str, Any]:
-        options, topology = options_of(1000, 8, 2, "table_wise", **changes)
-        return amounts_of(StepWork(options, topology, 1e6))
-
-    plain, weighted = amounts(), amounts(is_weighted=True)
-    more = {
-        name: float((weighted[name] / plain[name]).max()) for name in ("update_id", "update_row", "lookup_id")
-    }
-    assert more == pytest.approx({"update_id": 1.25, "update_row": 1.0, "lookup_id": 1.0})
-
-
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -565,24 +550,6 @@ def test_nearest_of_several_shipped_machines_is_taken_unasked(
     told = found[taken].provenance(options_of(1000, 8, 3, "table_wise")[0])["machine"]
     assert told.startswith(found[taken].machine.made["processor"])
     assert (here in told.partition(";")[2]) == (here not in (EPYC, XEON))
-
-
-def test_plan_by_the_nearest_machine_costs_the_same_where_another_is_nearer(
-    two_machines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = shipped_machine()
-    slower = {name: 2 * value for name, value in first.engine.items()}
-    made = {**first.made, "processor": XEON}
-    (two_machines / "xeon.json").write_text(attrs.evolve(first, made=made, engine=slower).to_json())
-    with_both = PluginHost(environment={})
-    monkeypatch.setattr(engine, "processor", lambda: XEON)
-    monkeypatch.setattr(planner_module, "host", lambda: with_both)
-    planner = planner_module.TablePlanner(sw.Topology(2, "cpu"), 8, progress=False)
-    plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
-    assert plan.document["inputs"]["estimator"]["value"] == "engine_xeon"
-    monkeypatch.setattr(engine, "processor", lambda: "AMD EPYC")
-    again = Rederived.of(plan, with_both).loaded_plan()
-    assert again.value_ms == pytest.approx(plan.document["objective"]["value_ms"])
 
 
 @pytest.mark.parametrize(

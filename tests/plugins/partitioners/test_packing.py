@@ -129,31 +129,6 @@ def test_longest_first_finds_the_best_where_the_longest_alone_does_not():
     assert checked(shards, LongestFirst().place(shards)) == 6.0
 
 
-@pytest.mark.parametrize(
-    "partitioner", [GreedyPerf(), LongestFirst(), MemoryBalanced()], ids=lambda one: one.name
-)
-@pytest.mark.parametrize(
-    "gang", [[0, 0, NO_GANG, NO_GANG], [NO_GANG, NO_GANG, 0, 0], [NO_GANG, 0, NO_GANG, 0]]
-)
-def test_gang_among_shards_that_are_its_equals_keeps_to_one_host(partitioner, gang):
-    shards = ProposedShards(
-        shard=np.arange(4),
-        table=np.arange(4),
-        cost_ms=np.ones(4),
-        memory_bytes=np.full((4, 1), 5),
-        rank=np.full(4, FREE),
-        tiers=("hbm",),
-        capacity_bytes=np.full((4, 1), 5),
-        gang=np.array(gang),
-        local_rank=np.full(4, FREE),
-        local_world_size=2,
-    )
-    ranks = partitioner.place(shards)
-    checked(shards, ranks)
-    hosts = {int(rank) // 2 for rank, of in zip(ranks, gang, strict=True) if of != NO_GANG}
-    assert len(hosts) == 1
-
-
 def proposed(cost_ms, memory_bytes, rank, capacity_bytes, **gangs):
     return ProposedShards(
         shard=np.arange(len(rank)),

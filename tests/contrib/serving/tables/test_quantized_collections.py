@@ -198,15 +198,3 @@ def test_what_is_no_matrix_of_floats_raises(wrong: Any) -> None:
         serving.quantize_rows(wrong)
     with pytest.raises(sw.UnsupportedError, match=r"cannot be quantized to INT9; possible: INT8, "):
         serving.quantize_rows(torch.zeros(1, 4), "INT9")
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_columns_and_rows_are_those_of_the_whole_row(precision: str) -> None:
-    weight = drawn(6, 11, 1.0, 0.3, 1)
-    whole = serving.quantize_rows(weight, precision)
-    some = whole.columns(3, 8)
-    assert torch.equal(some.dequantized(), whole.dequantized()[:, 3:8])
-    assert some.packed().view(torch.uint8).shape[1] == row_bytes(sw.DataType(precision), 5)
-    assert torch.equal(whole.rows(torch.tensor([4, 4, 0])).dequantized(), whole.dequantized()[[4, 4, 0]])
-    same = serving.QuantizedRows.of(whole.data_type, whole.values, whole.scale, whole.bias)
-    assert torch.equal(same.packed(), whole.packed())

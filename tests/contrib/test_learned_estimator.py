@@ -132,25 +132,6 @@ def test_learned_planning_changes_nothing() -> None:
         plan_with(LearnedEstimator.fit(drawn_measurements()))
 
 
-def test_learned_more_bytes_never_take_less_by_default() -> None:
-    model = LearnedEstimator.fit(drawn_measurements(), None).model
-    generator = np.random.default_rng(5)
-    less = 10 ** generator.uniform(0, 9, (500, len(FEATURES)))
-    more = less * generator.uniform(1, 10, less.shape)
-    for phase in model.phases:
-        before, after = model.predict(KERNEL, phase, less), model.predict(KERNEL, phase, more)
-        assert (before >= 0).all()
-        assert (after >= before).all()
-
-
-def test_learned_negative_predictions_are_none() -> None:
-    falling = [
-        Measurement(KERNEL, "row_wise", dict.fromkeys(FEATURES, x), {"step": 10.0 - x}) for x in (0.0, 5.0)
-    ]
-    model = LearnedEstimator.fit(falling, LinearRegression()).model
-    assert model.predict(KERNEL, "step", np.full((1, len(FEATURES)), 100.0)).tolist() == [0.0]
-
-
 REGRESSORS = [
     None,
     RandomForestRegressor(n_estimators=5),  # random, and no random_state given

@@ -353,22 +353,6 @@ def look_up(sharded: Any, *ids: int) -> torch.Tensor:
     return output.detach().clone()
 
 
-def test_id_without_a_row_brings_zeros_and_bears_none_without_gradients() -> None:
-    def work(sharded: Any) -> Any:
-        with torch.no_grad():
-            before = look_up(sharded, 5, -7)
-        state = sharded.full_state_dict()
-        trained = look_up(sharded, 5)
-        with torch.no_grad():
-            return before, state, trained, look_up(sharded, 5, -7)
-
-    before, state, trained, after = lone(Setup(), work)
-    assert not before.any()
-    assert not state[USES].any()
-    torch.testing.assert_close(after[0], trained[0] - RATE)
-    assert not after[1].any()
-
-
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 

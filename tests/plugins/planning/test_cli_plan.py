@@ -23,9 +23,7 @@ from shardwright.cli import main
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
-from shardwright.planning.proofs import checked_by
 from shardwright.planning.search.placement import Placed
-from shardwright.planning.text import percent_at_most
 from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.proposers.proving.search import Search
 
@@ -276,22 +274,6 @@ def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
     done = run("plan", workload, *PLAN, "--estimator", "roofline:read=5e6", code=1)
     assert "estimator 'roofline' of plugin 'builtin_estimators' from shardwright" in done.stderr
     assert "cannot be made with read=5000000.0: got an unexpected keyword argument 'read'" in done.stderr
-
-
-@pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])
-def test_check_of_a_planned_document_proves_its_bound(planned, options):
-    path = planned(*options)
-    objective = json.loads(path.read_text())["objective"]
-    told = run("check", path).stdout
-    assert "8 tables: each row and column is covered once, and everything fits" in told
-    assert f"value: {objective['value_ms']:.6g} ms" in told
-    assert objective["lower_bound_ms"] > 0
-    by = checked_by(objective["certificate"])
-    gap = percent_at_most(objective["gap"])  # as the plan's report says it
-    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again, {by}; gap {gap}" in told
-    inputs = json.loads(path.read_text())["inputs"].values()
-    assumed = sum(data["provenance"] == "assumed" for data in inputs)
-    assert told.splitlines()[2].endswith(f" under {assumed} assumed values")
 
 
 def raise_bound(document):

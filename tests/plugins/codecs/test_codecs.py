@@ -1,4 +1,4 @@
-"""Every registered codec keeps its error bound and its bytes; what the built-in ones promise beside that."""
+"""What the built-in codecs promise, and how tables, sharders and constraints ask for codecs."""
 
 from __future__ import annotations
 

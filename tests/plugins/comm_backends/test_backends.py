@@ -1,4 +1,4 @@
-"""The built-in comm backends: what they declare and read of the environment, and NCCL where there is a CUDA device."""
+"""The built-in comm backends: what they declare and read, shared memory, and NCCL where there is a CUDA device."""
 
 from __future__ import annotations
 

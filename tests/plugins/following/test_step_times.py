@@ -1,4 +1,4 @@
-"""Times of real steps, by a clock that only moves where the test moves it."""
+"""Times of real steps, by a clock that only moves where the test moves it, and beside what was predicted."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Optimizers that run in the backward pass: how they are asked for, and the torch optimizers of sparse gradients."""
+
 from __future__ import annotations
 
 import math

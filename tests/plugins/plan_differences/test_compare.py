@@ -1,3 +1,5 @@
+"""Differences of plans, what explains a plan's choices, and what a check finds."""
+
 from __future__ import annotations
 
 import json

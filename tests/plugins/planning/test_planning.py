@@ -1,4 +1,4 @@
-"""The planner with the built-in plugins: the flows of the tutorials, determinism, a stranger's sharding type."""
+"""The planner with the built-in plugins: tutorials, determinism, a stranger's sharding type, serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sharder's ``sharding_types`` and ``compute_kernels`` return limits what planners choose."""
+"""What a sharder's ``sharding_types`` and ``compute_kernels`` return limits what planners choose; models that are sharded already."""
 
 from __future__ import annotations
 

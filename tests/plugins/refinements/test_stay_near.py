@@ -1,4 +1,4 @@
-"""Plans that stay near another one, with the built-in plugins."""
+"""The built-in refinements: plans that stay near another one, and caches that fill spare memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every built-in sharding type offers, and what each is about."""
+"""What every built-in sharding type offers, what each is about, and where it is planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collections of quantized tables give what float collections of the dequantized rows give."""
+"""Quantized rows are within their bounds, and their collections give what float ones of the same rows give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound against all plans there are, and its proof against its definition."""
+"""The bound against all plans there are, under rules too, and its proof against its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mixed-integer program against all plans there are."""
+"""The mixed-integer program against all plans there are, over hosts too."""
 
 from __future__ import annotations
 

@@ -248,25 +248,6 @@ def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Pat
         torch.testing.assert_close(state, saved, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("limit", [None, 1 << 16])
-def test_reshard_keeps_every_bit_of_each_replica_and_averagings_go_on(limit: int | None) -> None:
-    # Whole rows on one rank, whichever, so that no sum changes its order; groups differ when they are resharded.
-    first, second = (planned([kind], "adagrad").made for kind in ("table_wise", "column_wise"))
-
-    def work(env: Any) -> tuple[Any, Any]:
-        model = wrapped(env, first, "adagrad", sync_every=3)
-        for step in range(6):
-            loss_of(model, step, env.everyone.rank).backward()
-            model.reshard((second, first)[step % 2], max_extra_bytes=limit)
-        return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
-
-    moved, stayed = simulated(work), simulated(lambda env: train(env, first, "adagrad", 6, sync_every=3))
-    for (weights, states), (expected, expected_states) in zip(moved, stayed, strict=True):
-        assert all(torch.equal(weights[name], value) for name, value in expected.items())
-        for name, entries in expected_states.items():
-            assert torch.equal(states[name]["sum"], entries["sum"])
-
-
 # Misuse
 
 

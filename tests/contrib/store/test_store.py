@@ -19,7 +19,7 @@ import shardwright_store
 import torch
 from attrs import evolve
 from shardwright_hash_embedding import HashSettings, HashTable
-from shardwright_store import FOLDER_VARIABLE
+from shardwright_store import FOLDER_VARIABLE, LmdbCaching
 from shardwright_store.store import RowStore
 from tests import readme
 from tests.contrib.distributions import ROOT
@@ -28,7 +28,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright_testing import installed, run_simulated
+from shardwright_testing import ComputeKernelTests, installed, run_simulated
 from shardwright_testing.equality.checkpoints import check_checkpoint
 
 KERNEL = "lmdb_caching"
@@ -376,3 +376,9 @@ def test_forked_process_is_refused_and_the_store_stays_as_it_was(folder: Path) -
     train(model, 1)
     shardwright_store.commit(model, 1)
     assert shardwright_store.restore(model) == 1
+
+
+class TestLmdbCaching(ComputeKernelTests):
+    @pytest.fixture
+    def compute_kernel(self) -> sw.ComputeKernel:
+        return LmdbCaching()

@@ -71,14 +71,6 @@ def test_any_plan_loads_what_another_saved(then, tmp_path):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("case", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
-def test_unsharded_module_loads_it(case, tmp_path):
-    expected = saved(case, tmp_path)
-    state = {"model": blank(case_of().module()).state_dict()}
-    load_one(state, tmp_path)
-    assert all(torch.equal(state["model"][name], weight) for name, weight in expected.items())
-
-
 def test_no_collective_and_names_shapes_and_dtypes_of_the_unsharded_module():
     case = case_of()
 

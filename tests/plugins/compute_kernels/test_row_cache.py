@@ -26,7 +26,6 @@ from shardwright_plugins.profiles import cache_statistics
 from shardwright_testing.kernels.kernel_checks import check_close, go_back, gradient_of, weights_of
 
 ALGORITHMS = ["lru", "lfu"]
-WAYS = 32
 DISK: Any = {"memory_bytes": {"disk": 100 << 30}, "memory_bandwidths": {"disk": 1e6}}
 
 
@@ -44,71 +43,12 @@ def blocks_with(
     ]
 
 
-class SimulatedCache:
-    """One table's cache in plain Python: sets of 32 rows, with the times and numbers of uses."""
-
-    def __init__(self, num_rows: int, held: float, algorithm: str) -> None:
-        self.sets: list[dict[int, int]] = [{} for _ in range(max(1, -(-int(num_rows * held) // WAYS)))]
-        self.uses: dict[int, int] = {}
-        self.algorithm, self.time, self.hits = algorithm, 0, 0
-
-    def use(self, rows: set[int]) -> None:
-        self.time += 1
-        for row in rows:
-            self.uses[row] = self.uses.get(row, 0) + 1
-        missed = []
-        for row in sorted(rows):
-            own = self.sets[row % len(self.sets)]
-            if row in own:
-                own[row] = self.time
-                self.hits += 1
-            else:
-                missed.append(row)
-        for row in sorted(missed, key=lambda row: -self.worth(row)):
-            self.let_in(row)
-
-    def worth(self, row: int) -> int:
-        return self.uses[row] if self.algorithm == "lfu" else 0
-
-    def let_in(self, row: int) -> None:
-        own = self.sets[row % len(self.sets)]
-        if len(own) == WAYS:
-            old = {held: time for held, time in own.items() if time < self.time}
-            if not old:
-                return
-            leaves = min(old, key=lambda held: (self.worth(held), old[held]))
-            if self.worth(leaves) > self.worth(row):
-                return
-            del own[leaves]
-        own[row] = self.time
-
-
 def bags_of(rows: Sequence[Sequence[int]]) -> sw.Bags:
     """One bag a slot, each with the ids of a table."""
     ids = torch.tensor([row for own in rows for row in own])
     return sw.Bags(
         ids, torch.tensor([len(own) for own in rows], dtype=torch.int32), None, counts=((1,) * len(rows),)
     )
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_hits_are_those_of_a_simulated_cache(algorithm: str) -> None:
-    held = (0.15, 0.4)
-    caches = [sw.CacheParams(part, algorithm) for part in held]
-    blocks = [attrs.evolve(spec, num_slots=1) for spec in blocks_with(caches)]
-    lookup: Any = kernel_of("mapped_caching").build(blocks, device=CPU)
-    simulated = [SimulatedCache(rows, part, algorithm) for rows, part in zip((700, 300), held, strict=True)]
-    generator = torch.Generator().manual_seed(3)
-    for step in range(400):
-        # Distinct rows, two of each table, mostly of low numbers, in different sets: no two have one time of use.
-        first = [int(torch.rand((), generator=generator) ** 3 * rows) for rows in (699, 299)]
-        rows = [{row, row + 1} for row in first]
-        for one, own in zip(simulated, rows, strict=True):
-            one.use(own)
-        lookup.forward(bags_of([sorted(own) for own in rows]), training=bool(step % 2))
-        assert lookup.num_hits == sum(one.hits for one in simulated)
-    assert lookup.num_hits + lookup.num_misses == 400 * 4
-    assert 0.2 < lookup.num_hits / 1600 < 0.95
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

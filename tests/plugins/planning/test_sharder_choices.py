@@ -1,4 +1,4 @@
-"""What a sharder's ``sharding_types`` and ``compute_kernels`` return limits what planners choose; models that are sharded already."""
+"""What a sharder's methods return limits what planners choose; types that are offered; models that are sharded."""
 
 from __future__ import annotations
 

@@ -79,22 +79,6 @@ def test_proving_plan_fits_and_lies_between_its_bound_and_its_value(shapes, rank
     assert 0 < result.lower_bound_ms <= value * (1 + 1e-9)
 
 
-@drawn(shapes=TABLES, order=st.randoms(use_true_random=False), quick=4, thorough=25)
-def test_proving_renaming_tables_changes_nothing_but_names(shapes, order):
-    names = [f"n{i}" for i in range(len(shapes))]
-    order.shuffle(names)
-    first = value_of(planner(), tables_of(shapes))
-    assert value_of(planner(), tables_of(shapes, names)) == pytest.approx(
-        first, rel=1e-12
-    )  # sums of other orders
-
-
-def test_proving_where_a_table_is_narrower_than_min_partition_plans_it_whole():
-    rule = {"*": ParameterConstraints(min_partition=4096)}
-    plan = planner(ranks=4, constraints=rule).plan_tables(tables_of([(1000, 64), (500, 128)]))
-    assert len(plan.plan[""]) == 2
-
-
 def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
     tables = tables_of([(2428, 64), (1072, 64), (2756, 64), (3782, 64)])
     topology = Topology(3, "cuda", hbm_cap=211_156, ddr_cap=668_219)

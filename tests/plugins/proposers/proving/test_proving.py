@@ -1,4 +1,4 @@
-"""The laws of the default search, over many small problems."""
+"""The laws of the default search, over many small problems, and under rules on ranks."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from tests import stranger
 from tests.contrib import distributions
 
 import shardwright
@@ -134,3 +136,24 @@ def test_pages_install_with_a_distribution_those_that_it_needs(page: Path) -> No
     named = set(re.findall(r"\./contrib/([a-z_]+)", " ".join(commands)))
     needed = {text for name in named for text in distributions.project(name)["dependencies"]}
     assert needed & OURS <= {distributions.project(name)["name"] for name in named}
+
+
+TYPES = {"round_robin": "round_robin", "hot_rows": "hot_rows", "hash_embedding": "hash_rows"}
+
+
+"""Distribution -> its sharding type."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed them."""
+    return distributions.install(TYPES, tmp_path_factory.mktemp("site"))
+
+
+def test_installed_distributions_are_listed_with_what_they_offer(site: Path) -> None:
+    done = stranger.run_python("-m", "shardwright", "plugins", "--json", site=site)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    for name, kind in TYPES.items():
+        project = distributions.project(name)
+        assert rows[kind]["state"] == "loaded"
+        assert (rows[kind]["distribution"], rows[kind]["version"]) == (project["name"], project["version"])

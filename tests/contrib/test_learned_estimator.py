@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import pytest
 from shardwright_learned import LearnedEstimator, Measurement
-from shardwright_learned.features import FEATURES, features_of
+from shardwright_learned.features import FEATURES
 from shardwright_learned.recipes import from_recipe, to_recipe
 from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
@@ -27,7 +27,7 @@ from tests.contrib import distributions, learned_workers
 import shardwright as sw
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
-from shardwright_testing import EstimatorTests, installed
+from shardwright_testing import EstimatorTests
 from shardwright_testing.ranks import RankPool
 
 KERNEL, TYPES = "fused_torch", ("table_wise", "row_wise", "data_parallel")
@@ -78,30 +78,6 @@ def test_learned_estimates_follow_the_law_they_were_fitted_to() -> None:
     assert told == pytest.approx(expected, rel=1e-6)
 
 
-def test_learned_ids_bring_their_weights_and_the_columns_that_their_kernel_asks_for() -> None:
-    """Weights are 4 bytes beside the 8 of an id, a column of counts 8."""
-
-    class Counting(sw.host.host().compute_kernels[KERNEL]):  # type: ignore[misc]
-        name = "counting"
-
-        def columns(self, request: sw.KernelRequest) -> dict[str, str]:
-            return {"count": "int64"}
-
-    def bytes_of(kernel: str, *, is_weighted: bool = False) -> float:
-        table = sw.TableSpec("t", 1000, 16, is_weighted=is_weighted)
-        rule = sw.ParameterConstraints(sharding_types=["table_wise"], compute_kernels=[kernel])
-        options = enumerate_options([table], TOPOLOGY, Constraints({"t": rule}), sw.host.host(), batch_size=8)
-        return float(features_of(options, TOPOLOGY)["input_bytes"].max())
-
-    ids = TOPOLOGY.world_size * 8
-    with installed(Counting()):
-        assert [bytes_of(KERNEL), bytes_of(KERNEL, is_weighted=True), bytes_of("counting")] == [
-            8 * ids,
-            12 * ids,
-            16 * ids,
-        ]
-
-
 def test_learned_lookups_and_updates_of_ranks_of_half_the_speed_take_twice_as_long() -> None:
     measurements = drawn_measurements()
     learned, slow = LearnedEstimator.fit(measurements), TOPOLOGY.evolved(speeds=(0.5,) * 4)
@@ -113,15 +89,6 @@ def test_learned_lookups_and_updates_of_ranks_of_half_the_speed_take_twice_as_lo
     whole = [attrs.evolve(one, milliseconds={"forward": 1.0, "backward": 2.0}) for one in measurements]
     with pytest.raises(sw.UnsupportedError, match=r"speed 0\.5.*phases backward, forward, none of which"):
         LearnedEstimator.fit(whole).estimate(options, slow)
-
-
-def test_learned_is_one_argument_and_the_plan_says_whose_it_is() -> None:
-    plan, report = plan_with(LearnedEstimator.fit(drawn_measurements()))
-    text = str(report)
-    assert "estimator = learned" in text or '"learned"' in plan.to_json()
-    assert "learned.measurements = 30" in text
-    assert "learned.regressor = LinearRegression" in text
-    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
 
 
 def test_learned_offers_what_was_measured_and_refuses_a_kernel_that_was_not() -> None:
@@ -163,34 +130,6 @@ def test_learned_planning_changes_nothing() -> None:
     plan_with(None)
     with distributions.nothing_changes():
         plan_with(LearnedEstimator.fit(drawn_measurements()))
-
-
-def test_learned_more_bytes_never_take_less_by_default() -> None:
-    model = LearnedEstimator.fit(drawn_measurements(), None).model
-    generator = np.random.default_rng(5)
-    less = 10 ** generator.uniform(0, 9, (500, len(FEATURES)))
-    more = less * generator.uniform(1, 10, less.shape)
-    for phase in model.phases:
-        before, after = model.predict(KERNEL, phase, less), model.predict(KERNEL, phase, more)
-        assert (before >= 0).all()
-        assert (after >= before).all()
-
-
-def test_learned_negative_predictions_are_none() -> None:
-    falling = [
-        Measurement(KERNEL, "row_wise", dict.fromkeys(FEATURES, x), {"step": 10.0 - x}) for x in (0.0, 5.0)
-    ]
-    model = LearnedEstimator.fit(falling, LinearRegression()).model
-    assert model.predict(KERNEL, "step", np.full((1, len(FEATURES)), 100.0)).tolist() == [0.0]
-
-
-@pytest.mark.parametrize("kernel_ms", [0.0, 1e-300])
-def test_learned_shards_that_cost_nothing_are_planned(kernel_ms: float) -> None:
-    features = dict.fromkeys(FEATURES, 1.0)
-    measured = [Measurement(KERNEL, kind, features, {"step": kernel_ms}) for kind in TYPES]
-    plan, report = plan_with(LearnedEstimator.fit(measured))
-    assert len(plan.plan[""]) == len(tables())
-    assert report.plan.load_ms.max() < 1e-290
 
 
 REGRESSORS = [

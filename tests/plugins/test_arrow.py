@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.sparse.test_foreign import BAGS, WEIGHTS, as_lists, assert_is, weights_as_lists
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
 from shardwright_plugins.arrow import from_arrow
 
 
@@ -97,11 +97,6 @@ def test_from_arrow_keys_select_and_order_columns() -> None:
 def test_from_arrow_wrong_columns_raise_with_their_names(data: Any, options: Any, text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         from_arrow(pa.table(data) if isinstance(data, dict) else data, **options)
-
-
-def test_from_arrow_unknown_column_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"no key 'usr'.*Did you mean 'user'\?"):
-        from_arrow(pa.table(BAGS), ["usr"])
 
 
 def test_from_arrow_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

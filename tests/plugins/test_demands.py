@@ -81,13 +81,6 @@ def test_cache_is_for_those_kernels_named_that_have_one() -> None:
     assert planner.plan_tables([table()]).plan[""]["t"].compute_kernel == "fused_torch"
 
 
-def test_statistics_of_a_profile_ask_for_no_cache() -> None:
-    stats = sw.EmbeddingOffloadStats(0.5, 5.0, (1.0,), 10)
-    rule = sw.ParameterConstraints(compute_kernels=["fused_torch"], cache_params=sw.CacheParams(stats=stats))
-    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints={"t": rule})
-    assert planner.plan_tables([table()]).plan[""]["t"].compute_kernel == "fused_torch"
-
-
 def runs_here(name: str) -> bool:
     kernel = host().compute_kernels.create(name)
     return kernel.supports(attrs.evolve(request_on("cpu"), on_this_machine=True)) is True
@@ -222,20 +215,6 @@ def test_planner_cuts_no_rows_whose_sums_the_codec_does_not_carry(pooling: str, 
                 planner.plan_tables([table(pooling=pooling)])
         else:
             planner.plan_tables([table(pooling=pooling)])
-
-
-def test_plan_and_optimizer_say_that_nobody_named_one() -> None:
-    inputs = planned(table(), table(name="u", optimizer=sw.OptimizerSpec())).document["inputs"]
-    assert (inputs["optimizer"]["value"], inputs["optimizer"]["provenance"]) == (
-        "sgd(learning_rate=0.01)",
-        "assumed",
-    )
-    assert "optimizer" not in planned(table(optimizer=sw.OptimizerSpec())).document["inputs"]
-    by_default, named = (
-        str(model_of(bags_of_zeros(), "fused_torch", fused_params).fused_optimizer)
-        for fused_params in (None, {"optimizer": "sgd"})
-    )
-    assert by_default != named
 
 
 def planned(*tables: sw.TableSpec) -> sw.ShardingPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -51,18 +50,6 @@ def test_name_of_a_plugin_that_is_off_is_an_error_that_names_it(monkeypatch: pyt
         shardwright.save_checkpoint  # noqa: B018
     assert str(told.value).startswith("shardwright.save_checkpoint comes from a plugin that is not loaded: ")
     assert "'builtin_checkpoint'" in str(told.value)
-
-
-def test_names_of_plugins_that_are_off_are_no_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in BROUGHT:
-        monkeypatch.delitem(shardwright.__dict__, name, raising=False)
-    with use_host(PluginHost(environment={"SHARDWRIGHT_PLUGINS": ""})):
-        assert not any(hasattr(shardwright, name) for name in BROUGHT)
-        found = {name for name, _ in inspect.getmembers(shardwright)}
-        with pytest.raises(ImportError, match="'save_checkpoint'"):
-            from shardwright import save_checkpoint  # noqa: F401
-    assert {*stubs.OWN_NAMES} <= found
-    assert not found & {*BROUGHT}
 
 
 def test_reference_has_every_name_of_a_plugin_on_one_page(capsys: pytest.CaptureFixture[str]) -> None:

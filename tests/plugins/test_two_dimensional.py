@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.equality import Table
 from tests.pairs import each_once
 from tests.plugins.built_in import built_in
-from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
+from tests.plugins.training.test_equality import OPTIMIZERS
 
 from shardwright import (
     DistributedError,
@@ -35,7 +33,6 @@ from shardwright import (
     save_checkpoint,
     spec_to_torch,
 )
-from shardwright.host import host
 from shardwright_plugins.sharding_groups import DMPCollection, ShardingEnv2D, averaging
 from shardwright_testing.simulated import run_simulated
 
@@ -228,69 +225,6 @@ def test_sync_of_weights_alone_leaves_optimizer_state_to_each_group() -> None:
     assert not torch.equal(state[name]["sum"], other[name]["sum"])
 
 
-def test_copies_on_several_ranks_of_a_group_stay_equal_bit_for_bit_with_three_replicas() -> None:
-    plan = planned(["data_parallel"], "adam", world_size=6, local=6).made
-
-    def work(env: Any) -> list[torch.Tensor]:
-        model = wrapped(env, plan, "adam", sync_every=1)
-        for step in range(3):
-            loss_of(model, step, env.everyone.rank).backward()
-        model.sync()
-        return [parameter.detach().clone() for parameter in model.parameters()]
-
-    first, *others = simulated(work, 6, 6)
-    for other in others:
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
-
-
-def kernels_and_optimizers() -> list[tuple[str, str | None, list[str]]]:
-    """Every kernel of this machine with every optimizer that it takes, and sharding types that it takes then."""
-    asked = ["row_wise", "table_wise", "column_wise", "data_parallel"]
-    found = []
-    for kernel, optimizer in itertools.product(kernels(), OPTIMIZERS):
-        tables = [Table(ROWS["user"], DIM, ("user",), "SUM", name, kernel) for name in asked]
-        taken = [
-            table.sharding_type for table in tables if supports(kernel, table, optimizer, world_size=GROUP)
-        ]
-        named = optimizer if host().compute_kernels[kernel].fuses_optimizer else None
-        found += [(kernel, named, taken)] if taken else []
-    return found
-
-
-@pytest.mark.parametrize(("kernel", "optimizer", "types"), kernels_and_optimizers())
-def test_bytes_that_travel_are_those_planned(kernel: str, optimizer: str | None, types: list[str]) -> None:
-    world_size = 6
-    planner = planned(types, optimizer, kernels=[kernel], world_size=world_size, local=6)
-
-    def work(env: Any) -> tuple[int, int]:
-        model = wrapped(env, planner.made, optimizer)
-        communicator = env.replicas.communicator
-        communicator.sent_bytes.clear()
-        model.sync()
-        labels = (averaging.REPLICAS, f"sums of {averaging.REPLICAS}")
-        sent = [sizes for label, sizes in communicator.sent_bytes if label in labels]
-        others = [size for sizes in sent for rank, size in enumerate(sizes) if rank != communicator.rank]
-        return env.rank, sum(others)
-
-    sent_by: dict[int, list[int]] = {}
-    for rank, sent in simulated(work, world_size, 6):
-        sent_by.setdefault(rank, []).append(sent)
-    replicas = world_size // GROUP
-    for rank, loads in enumerate(planner.report.ranks):
-        assert sum(sent_by[rank]) == 2 * (replicas - 1) * loads["averaged_bytes"] > 0
-
-
-def test_half_precision_is_averaged_in_float32() -> None:
-    values = torch.tensor([[1.0, 2048.0], [0.0, 1.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float16)
-
-    def work(env: Any) -> list[float]:
-        mine = values[env.rank].clone()
-        env.communicator.all_reduce(mine, mean=True).wait()
-        return list(mine.tolist())
-
-    assert run_simulated(work, 4) == [[0.25, 513.0]] * 4  # in float16 2048 + 1 is 2048
-
-
 def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Path) -> None:
     plan = planned(["row_wise", "table_wise", "data_parallel"], "adagrad").made
 
@@ -312,25 +246,6 @@ def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Pat
     load_checkpoint(tmp_path, alone)
     for state in (*simulated(load), alone.full_state_dict()):
         torch.testing.assert_close(state, saved, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("limit", [None, 1 << 16])
-def test_reshard_keeps_every_bit_of_each_replica_and_averagings_go_on(limit: int | None) -> None:
-    # Whole rows on one rank, whichever, so that no sum changes its order; groups differ when they are resharded.
-    first, second = (planned([kind], "adagrad").made for kind in ("table_wise", "column_wise"))
-
-    def work(env: Any) -> tuple[Any, Any]:
-        model = wrapped(env, first, "adagrad", sync_every=3)
-        for step in range(6):
-            loss_of(model, step, env.everyone.rank).backward()
-            model.reshard((second, first)[step % 2], max_extra_bytes=limit)
-        return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
-
-    moved, stayed = simulated(work), simulated(lambda env: train(env, first, "adagrad", 6, sync_every=3))
-    for (weights, states), (expected, expected_states) in zip(moved, stayed, strict=True):
-        assert all(torch.equal(weights[name], value) for name, value in expected.items())
-        for name, entries in expected_states.items():
-            assert torch.equal(states[name]["sum"], entries["sum"])
 
 
 # Misuse
@@ -381,21 +296,6 @@ def test_ranks_that_average_something_else_are_one_error() -> None:
 
     text, *_ = set(simulated(work))
     assert "optimizer_state is rank 0: True; " in text
-
-
-def test_group_that_left_a_batch_out_is_found_in_the_averaging() -> None:
-    plan = planned(["row_wise"]).made
-
-    def work(env: Any) -> str:
-        model = wrapped(env, plan)
-        if env.everyone.rank % 2:  # one of the two groups
-            loss_of(model, 0, env.everyone.rank).backward()
-        with pytest.raises(DistributedError) as raised:
-            model.sync()
-        return str(raised.value)
-
-    for text in simulated(work):
-        assert "calls_before is rank" in text
 
 
 def test_wrong_group_sizes_and_steps_are_refused() -> None:

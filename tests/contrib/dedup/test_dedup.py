@@ -92,26 +92,6 @@ def test_results_and_gradients_travel_once_for_each_distinct_id(sharding_type: s
     assert [many[word] for word in vectors] == [expected["many"]] * 2, (few, many)
 
 
-@pytest.mark.parametrize("sharding_type", ["table_wise", "row_wise", "column_wise"])
-def test_plan_by_distinct_ids_predicts_the_bytes_of_results_that_travel(sharding_type: str) -> None:
-    case = attrs.evolve(zipf_case(sharding_type), batch_sizes=(6, 6))
-    factors = shardwright_dedup.distinct_pooling_factors(case.batch(0, rank) for rank in range(2))
-    rules = {
-        spec.path: sw.ParameterConstraints(
-            sharding_types=[sharding_type],
-            compute_kernels=["fused_torch"],
-            pooling_factors=[factors[feature] for feature in spec.feature_names],
-            min_partition=1,
-        )
-        for spec in case.specs()
-    }
-    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), batch_size=6, constraints=rules)
-    planner.plan(case.module_to_shard(), [case.sharder()])
-    assert planner.report is not None
-    predicted = sum(rank["output_bytes"] for rank in planner.report.to_data()["ranks"])
-    assert predicted == pytest.approx(sent_bytes(case)["results"])
-
-
 def test_indices_and_lengths_are_those_of_the_batch_and_bad_ids_are_named() -> None:
     table = sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])
     env = sw.ShardingEnv.local(device_type="cpu")

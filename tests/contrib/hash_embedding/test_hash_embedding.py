@@ -6,7 +6,6 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import attrs
 import numpy as np
@@ -20,7 +19,6 @@ from tests.pairs import in_turns
 from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
-from shardwright_plugins.compute_kernels.indexed_rows import _lookup
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
 
@@ -355,41 +353,6 @@ def look_up(sharded: Any, *ids: int) -> torch.Tensor:
     return output.detach().clone()
 
 
-def test_id_without_a_row_brings_zeros_and_bears_none_without_gradients() -> None:
-    def work(sharded: Any) -> Any:
-        with torch.no_grad():
-            before = look_up(sharded, 5, -7)
-        state = sharded.full_state_dict()
-        trained = look_up(sharded, 5)
-        with torch.no_grad():
-            return before, state, trained, look_up(sharded, 5, -7)
-
-    before, state, trained, after = lone(Setup(), work)
-    assert not before.any()
-    assert not state[USES].any()
-    torch.testing.assert_close(after[0], trained[0] - RATE)
-    assert not after[1].any()
-
-
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_row_that_was_not_born_has_no_first_values(device: str) -> None:
-    """A large capacity takes no time, and no memory, before it is used."""
-    setup = Setup()
-
-    def work(env: sw.ShardingEnv) -> Any:
-        configs = [config for config in setup.module().tables if config.name == "item"]
-        module = sw.EmbeddingBagCollection(configs, device=device)
-        plan = {"item": setup.plan(1).plan[""]["item"]}
-        sharded = setup.sharder.shard(module, plan, env, "cpu")
-        before = sharded.full_state_dict()[WEIGHT]
-        look_up(sharded, 5)
-        return before, sharded.full_state_dict()
-
-    before, state = run_simulated(work, 1)[0]
-    assert not before.any()
-    assert (state[WEIGHT].any(dim=1) == state[USES].flatten().bool()).all()
-
-
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
@@ -415,30 +378,6 @@ def test_capacity_takes_no_memory_before_rows_are_born(kernel: str, optimizer: s
     )  # other tests' threads take memory meanwhile
     assert capacity_bytes == 64_000_000
     assert taken < 20_000_000
-
-
-def test_memory_of_a_device_is_not_given_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    system = mock.Mock()
-    monkeypatch.setattr(_lookup, "ctypes", system)
-    _lookup._give_back(torch.empty(10_000, 8, device="cpu"))
-    assert system.CDLL.call_count == 1
-    values = mock.Mock(wraps=torch.empty(10_000, 8), device=torch.device("cuda"), itemsize=4)
-    _lookup._give_back(values)
-    assert system.CDLL.call_count == 1
-
-
-@pytest.mark.parametrize(("evict", "left"), [("lru", {1, 3}), ("lfu", {1, 3})])
-def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set[int]) -> None:
-    def work(sharded: Any) -> Any:
-        first = look_up(sharded, 2)
-        for ids in ((1, 1, 1), (1, 3)):  # 3 needs the row of 2: 1 is used in this step, and more often
-            look_up(sharded, *ids)
-        state = sharded.full_state_dict()
-        return first, state, look_up(sharded, 2)
-
-    first, state, again = lone(Setup(capacity=2, rules=HashSettings(evict)), work)
-    assert rows_by_key(state).keys() == left
-    assert torch.equal(first, again)
 
 
 def test_gradient_of_an_evicted_row_updates_no_other() -> None:
@@ -517,24 +456,6 @@ def test_keys_and_weights_of_other_numbers_of_rows_are_refused(short: str) -> No
             sharded.load_state_dict({**state, short: state[short][:4]})
 
     lone(Setup(capacity=8), load)
-
-
-def test_states_of_keys_load_on_ranks_without_a_block_of_the_table() -> None:
-    setup = Setup(capacity=30, optimizer="row_wise_adagrad")
-    plan = cut_anew(setup.plan(2), 1, 0, 2)
-
-    def work(env: sw.ShardingEnv) -> Any:
-        sharded, again = setup.shard(env, plan), setup.shard(env, plan)
-        train(setup, sharded, env, range(2))
-        saved = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
-        again.load_state_dict(saved[0])
-        again.fused_optimizer.load_state_dict(saved[1])
-        loaded = again.full_state_dict(), again.fused_optimizer.full_state_dict()
-        return [rows_by_key(model, own["state"][WEIGHT]["sum"]) for model, own in (saved, loaded)]
-
-    for saved, loaded in run_simulated(work, 2):
-        assert any(any(values) for values in saved.values())
-        assert loaded == saved
 
 
 def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document() -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from shardwright_hash_embedding import HashedIds, HashSettings, numba_search
 from shardwright_hash_embedding.hashing import mixed
 from shardwright_hash_embedding.index import HashIndex
-from shardwright_hash_embedding.settings import SCORES
 from tests import readme
 from tests.plugins.parts.brought import bringing
 
@@ -116,17 +115,6 @@ def test_index_gives_the_rows_that_loops_give(
     assert index.num_evicted == loops.num_evicted
 
 
-def test_full_index_finds_all_its_keys_however_many_it_has_evicted() -> None:
-    """Slots of evicted keys stay until too few are empty."""
-    index, rng = HashIndex(50, HashSettings(), numba_search), np.random.default_rng(0)
-    for _ in range(40):
-        keys = torch.from_numpy(rng.integers(-(1 << 63), (1 << 63) - 1, size=30))
-        rows, _ = index.resolve(keys, training=True)
-        assert torch.equal(index.keys[rows], keys)
-        assert torch.equal(index.find(index.keys[index.rows_in_use()]), index.rows_in_use())
-    assert index.num_evicted == 40 * 30 - 50
-
-
 @pytest.mark.parametrize("steps_to_live", [0, 24])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_rows_that_make_room_are_those_of_loops_however_long_ago_all_were_looked_at(
@@ -160,43 +148,9 @@ def test_row_that_was_given_up_and_has_another_id_makes_room_once() -> None:
         assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
 
 
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_steps_that_evict_rarely_look_at_all_rows(monkeypatch: pytest.MonkeyPatch, evict: str) -> None:
-    sizes, score = [], SCORES[evict]
-    monkeypatch.setitem(SCORES, evict, lambda *of: sizes.append(len(of[0])) or score(*of))  # type: ignore[index]
-    index = HashIndex(2000, HashSettings(evict), numba_search)
-    for number in range(400, 600):
-        index.resolve(torch.arange(5 * number, 5 * number + 5), training=True)
-    index.resolve(torch.arange(-2000, -1000), training=True)
-    assert index.num_evicted == 0
-    for number in range(600, 700):
-        index.resolve(torch.arange(5 * number, 5 * number + 5), training=True)
-    assert index.num_evicted == 500
-    assert 0 < sizes.count(2000) <= 10
-
-
-def test_block_without_rows_has_none_for_ids_on_trial_either() -> None:
-    index = HashIndex(0, HashSettings(min_sightings=3), numba_search)
-    for _ in range(3):
-        rows, born = index.resolve(torch.tensor([7, 8, 7]), training=True)
-        assert (rows.tolist(), len(born)) == ([NONE, NONE, NONE], 0)
-
-
 def test_block_of_more_rows_than_slots_can_number_is_refused() -> None:
     with pytest.raises(sw.InvalidInputError, match="use more ranks"):
         HashIndex(1 << 31, HashSettings(), numba_search)
-
-
-@given(
-    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=30, unique=True), st.integers(1, 5)
-)
-def test_hashes_of_arrays_and_tensors_are_the_same_and_in_range(ids: list[int], parts: int) -> None:
-    array, rows = np.array(ids, dtype=np.int64), HashedIds(100, parts=parts)
-    found = rows.part_of(array)
-    assert found.tolist() == rows.part_of(torch.from_numpy(array)).tolist()
-    assert set(found.tolist()) <= set(range(parts))
-    assert rows.local_row_of(array) is array
-    assert len(set(mixed(array).tolist())) == len(ids)
 
 
 def test_mixed_is_the_finaliser_of_splitmix64() -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import attrs
 import pytest
+import shardwright_serving as serving
+import torch
 from shardwright_hash_embedding import (
     HashedIds,
     HashRows,
     HashSettings,
     HashTable,
     HashTableNumba,
-    kernel,
     numba_search,
 )
 from shardwright_hash_embedding.index import HashIndex
+from shardwright_serving import KnownIds, with_zero_row
+from tests.contrib.hash_embedding.test_hash_embedding import DIM, KEYS, USES, WEIGHT, Setup, batch, train
 from tests.plugins.conformance.mistakes.test_mutants import failure_of
+from torch import nn
 
 import shardwright as sw
 from shardwright_testing import ComputeKernelTests, RowIndexTests, ShardingTypeTests
@@ -62,14 +67,6 @@ def test_declared_memory_is_that_of_the_settings(sightings: int) -> None:
     rules = HashSettings(min_sightings=sightings)
     blocks = [block_spec(3000, optimizer=spec_of("sgd"), takes_any_id=True, extras=rules.to_extras())]
     check_memory(f"min_sightings={sightings}", HashTable(), blocks)
-
-
-def test_search_that_cannot_be_compiled_here_is_the_reason_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "import_failure", lambda module, compiler: f"{compiler} is broken ({module})")
-    request = block_spec(30, optimizer=spec_of("sgd"), takes_any_id=True).request
-    assert HashTable().supports(request) == "Numba is broken (shardwright_hash_embedding.numba_search)"
-    assert HashTable().supports(attrs.evolve(request, on_this_machine=False)) is True
-    assert "memory of cpu" in str(HashTable().supports(attrs.evolve(request, device="cuda")))
 
 
 @pytest.mark.slow
@@ -158,3 +155,52 @@ def test_kernel_or_row_map_that_loses_keys_fails_the_kit(
     failure = failure_of(kit, test, mutant())
     assert mutant.name in failure
     assert re.search(message, failure), failure
+
+
+class Bags(nn.Module):
+    """A collection and the values of its outputs."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> torch.Tensor:
+        return self.rows(features).values()
+
+
+def test_tables_of_keys_are_exported_with_their_keys_alone(tmp_path: Path) -> None:
+    setup, env = Setup(), sw.ShardingEnv.local(device_type="cpu")
+    sharded = setup.shard(env, setup.plan(1))
+    train(setup, sharded, env, range(2))
+    example = sw.KeyedJaggedTensor.from_lists({"a": [[1], []], "b": [[], [2]], "c": [[3], [4]]})
+    options = {"precision": "FP16", "forms": ["torchscript"], "check": False}
+    with pytest.raises(
+        sw.UnsupportedError, match=r"table .*item.*: its ids are keys.*put shardwright_serving\.KnownIds"
+    ):
+        serving.export_for_inference(Bags(sharded), example, tmp_path / "package", **options)
+    saved = sw.save_checkpoint(tmp_path / "saved", Bags(sharded))
+    with pytest.raises(sw.UnsupportedError, match=r"item.weight': its ids are keys"):
+        serving.export_for_inference(
+            Bags(setup.module()), example, tmp_path / "package", checkpoint=saved.path, **options
+        )
+    state = sharded.full_state_dict()
+    born = state[USES].flatten() > 0
+    rows = serving.quantize_rows(state[WEIGHT][born], "FP16")
+    table = sw.EmbeddingBagConfig(
+        name="item",
+        num_embeddings=rows.num_rows + 1,
+        embedding_dim=DIM,
+        feature_names=["a", "b"],
+        data_type="FP16",
+    )
+    collection = serving.QuantEmbeddingBagCollection([table])
+    collection.set_rows("item", with_zero_row(rows))
+    served = Bags(KnownIds(collection, {"item": state[KEYS][born]}))
+    path = serving.export_for_inference(served, example, tmp_path / "package", **options)
+    seen = batch(5, 0, 1)
+    with torch.no_grad():
+        trained = sharded(seen)
+    wanted = torch.cat([trained["a"], trained["b"]], dim=1)
+    found = serving.load_package(path).predict(seen)["output"]
+    assert wanted.any()
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-3)  # of float16

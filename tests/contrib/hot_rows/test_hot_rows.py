@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import numpy as np
 import pytest
-import shardwright_hot_rows
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from shardwright_hot_rows import AccessCounts, HotAndCold, HotRows
-from tests.contrib import distributions
 from tests.contrib.hot_rows import zipf
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, train_simulated
 from tests.pairs import pairwise
 
 import shardwright as sw
-from shardwright.host import PluginHost, use_host
-from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import traffic_bytes
-from shardwright.planning.tables.constraints import Constraints
-from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_testing import ShardingTypeTests, installed
 from shardwright_testing.equality import traffic
 from shardwright_testing.equality.random_cases import Cluster
@@ -127,21 +120,6 @@ def test_hot_rows_are_not_planned_where_all_rows_are_asked_for_alike_or_nothing_
 
 
 @pytest.mark.usefixtures("plugins")
-def test_plan_of_hot_rows_names_the_dataflow_of_each_copy() -> None:
-    _, plan = plan_of("NONE", **zipf.measured_counts().to_extras())
-    entry = json.loads(plan.to_json())["modules"][""]["item"]
-    assert "dataflow" not in entry  # of the cold rows: the default
-    assert [shard.get("dataflow", {}).get("name") for shard in entry["shards"]] == ["replicate"] * 4 + [
-        None
-    ] * 4
-    assert entry["row_map"]["name"] == "hot_and_cold"
-    # In print, the copies are one line, and the cold rows one for each rank.
-    shards = [line for line in str(plan).splitlines() if line.startswith("  item") and "rank:" in line]
-    assert len(shards) == 1 + 4
-    assert shards[0].endswith("rank:0-3/cpu, a copy on each")
-
-
-@pytest.mark.usefixtures("plugins")
 def test_hot_rows_save_most_of_what_row_wise_exchanges_for_sequences() -> None:
     layouts = zipf.layouts("NONE", zipf.measured_counts())
     traffic = {
@@ -163,50 +141,6 @@ def foreign_ids(layout: sw.Layout, num_ids: int) -> int:
             owner[block.rows.rows] = block.rank
     asked = [owner[zipf.zipf_ids(num_ids, rank).numpy()] for rank in range(zipf.WORLD_SIZE)]
     return sum(int(((own >= 0) & (own != rank)).sum()) for rank, own in enumerate(asked))
-
-
-def test_hot_rows_in_use_change_nothing_of_core_or_plugins() -> None:
-    case = Case(tables(("SUM", "MEAN"), "fused_torch"), (2, 2))
-
-    def use() -> None:
-        with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})):
-            plan_of("NONE", **zipf.measured_counts(2).to_extras())
-        with installed(HotRows(falling)):
-            train_simulated(case)
-
-    use()  # what is imported or compiled on first use is there
-    with distributions.nothing_changes():
-        use()
-
-
-def test_engine_prices_the_ids_that_a_step_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies look for their rows among all ids, and so do the other rows: a step of each rank places its ids twice."""
-    placed, right = [], HotAndCold.place.__func__
-
-    def counted(cls: Any, maps: Any, ids: torch.Tensor, sizes: Any) -> Any:
-        placed.append(len(ids))
-        return right(cls, maps, ids, sizes)
-
-    counts = zipf.measured_counts()
-    sharding = zipf.layouts("SUM", counts)
-    monkeypatch.setattr(HotAndCold, "place", classmethod(counted))
-    with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})) as plugins:
-        zipf.step_traffic("SUM", list(sharding.values())[2], batch_size=16, ids_per_bag=10)
-        rule = sw.ParameterConstraints(
-            sharding_types=["hot_rows"],
-            compute_kernels=["fused_torch"],
-            pooling_factors=[10.0],
-            extras=counts.to_extras(),
-        )
-        topology = sw.Topology(zipf.WORLD_SIZE, "cpu")
-        table = sw.TableSpec("item", zipf.ROWS, zipf.DIM, ["item"])
-        constraints = Constraints({"item": rule})
-        options = enumerate_options([table], topology, constraints, plugins, batch_size=16)
-    work = StepWork(options, topology, 1e6)
-    assert sum(placed) == zipf.WORLD_SIZE * 2 * 16 * 10
-    of_options = np.add.reduceat(work.cut_ids * options.count, options.first_shard[:-1])
-    np.testing.assert_allclose(of_options, sum(placed))
-    assert (work.map_ms[work.cut_ids > 0] > 0).all()
 
 
 def test_counts_of_rows_fall_and_leave_out_what_nobody_asked_for() -> None:

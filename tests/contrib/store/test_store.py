@@ -19,7 +19,7 @@ import shardwright_store
 import torch
 from attrs import evolve
 from shardwright_hash_embedding import HashSettings, HashTable
-from shardwright_store import FOLDER_VARIABLE
+from shardwright_store import FOLDER_VARIABLE, LmdbCaching
 from shardwright_store.store import RowStore
 from tests import readme
 from tests.contrib.distributions import ROOT
@@ -28,7 +28,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright_testing import installed, run_simulated
+from shardwright_testing import ComputeKernelTests, installed, run_simulated
 from shardwright_testing.equality.checkpoints import check_checkpoint
 
 KERNEL = "lmdb_caching"
@@ -198,16 +198,6 @@ def test_store_of_another_table_is_refused_and_one_of_the_same_begins_anew(folde
         train(plain, step)
 
 
-def test_store_without_a_folder_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # torch makes it when first used
-    (temporary := tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    model = model_of()
-    train(model, 0)
-    assert list(temporary.iterdir()) == []
-
-
 def test_store_that_the_disk_has_no_room_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sw.UnsupportedError, match=r"do not fit on the disk of .*, which has \d+ bytes left"):
         RowStore(tmp_path, [], 1 << 60)
@@ -254,37 +244,11 @@ def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path)
         weight.index_select(0, torch.tensor([ROWS]))
 
 
-def test_rows_are_copied_between_values_of_other_dtypes(tmp_path: Path) -> None:
-    from shardwright_store.rows import StoredRows
-
-    store = RowStore(tmp_path, [], 1000)
-    halves, floats = (
-        StoredRows.added(store, 5, name, 3, dtype, 1.5)
-        for name, dtype in (("halves", torch.bfloat16), ("floats", torch.float32))
-    )
-    assert torch.equal(halves.clone(), torch.full((5, 3), 1.5, dtype=torch.bfloat16))
-    floats.copy_(torch.arange(15.0).view(5, 3))
-    halves.copy_(floats)
-    floats[:2].copy_(halves[2:4])
-    assert torch.equal(halves.float(), torch.arange(15.0).view(5, 3))
-    assert floats[:2].clone().tolist() == [[6, 7, 8], [9, 10, 11]]
-
-
 def test_saving_that_would_copy_all_rows_into_memory_is_refused(folder: Path, tmp_path: Path) -> None:
     model = model_of()
     with pytest.raises(sw.UnsupportedError, match="save without asynchronous=True"):
         sw.save_checkpoint(tmp_path / "saved", model, asynchronous=True)
     sw.save_checkpoint(tmp_path / "saved", model)
-
-
-def test_running_model_is_resharded_into_other_stores(folder: Path) -> None:
-    model, plain = model_of(), model_of("fused_torch")
-    for each in (model, plain):
-        train(each, 0)
-        each.reshard(planned(KERNEL if each is model else "fused_torch", "column_wise")[2])
-        train(each, 1)
-    torch.testing.assert_close(model.full_state_dict(), plain.full_state_dict())
-    assert len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.slow
@@ -414,21 +378,7 @@ def test_forked_process_is_refused_and_the_store_stays_as_it_was(folder: Path) -
     assert shardwright_store.restore(model) == 1
 
 
-def test_increments_of_a_store_are_replayed_on_another_and_on_plain_rows(
-    folder: Path, tmp_path: Path
-) -> None:
-    delta = pytest.importorskip("shardwright_delta")
-    model, plain = model_of(), model_of("fused_torch")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER_VARIABLE, str(tmp_path / "others"))
-        other = model_of()
-    changes = delta.Changes(model)
-    for step in range(2):
-        train(model, step)
-        batches = changes.take()
-        assert 0 < sum(len(batch) for batch in batches) < ROWS
-        for follower in (other, plain):
-            delta.replay(follower, batches)
-            torch.testing.assert_close(model.full_state_dict(), follower.full_state_dict(), rtol=0, atol=0)
-            states = (each.fused_optimizer.full_state_dict()["state"] for each in (model, follower))
-            torch.testing.assert_close(*states, rtol=0, atol=0)
+class TestLmdbCaching(ComputeKernelTests):
+    @pytest.fixture
+    def compute_kernel(self) -> sw.ComputeKernel:
+        return LmdbCaching()

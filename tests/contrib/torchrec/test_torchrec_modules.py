@@ -118,13 +118,6 @@ def test_crossnets_follow_their_formulas() -> None:
         torch.testing.assert_close(module(x), value)
 
 
-@pytest.mark.parametrize("activation", ["relu", "sigmoid", "swish_layernorm", torch.tanh, torch.nn.GELU])
-def test_mlp_activates_its_layers(activation: object) -> None:
-    model = MLP(4, [3, 2], activation=activation, activation_on_last=False)  # type: ignore[arg-type]
-    assert model(torch.rand(B, 4)).shape == (B, 2)
-    assert isinstance(model._mlp[1]._activation_fn, torch.nn.Identity)
-
-
 def test_mlp_of_an_unknown_activation_names_those_known() -> None:
     with pytest.raises(sw.InvalidInputError, match=r"'swish'.*relu, sigmoid, swish_layernorm"):
         MLP(4, [2], activation="swish")

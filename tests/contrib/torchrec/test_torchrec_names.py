@@ -237,18 +237,6 @@ def test_sharding_tutorial_prints_the_plans_that_it_shows(interpreter: str) -> N
     assert copies.count("ranks=[0, 1], sharding_spec=None") == 4
 
 
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_spawned_ranks_save_alone_and_load_what_they_saved(interpreter: str, tmp_path: Path) -> None:
-    script = ("-m", "shardwright_torchrec", str(SCRIPTS / "spawned.py"), str(tmp_path))
-    lines = sorted(run_script(*script, python=interpreter).splitlines())
-    assert lines == [
-        "rank 0: loaded equal: True, DCP equal: True, dense updated: True",
-        "rank 0: sharded ['column', 'row', 'table'], whole ['copies']",
-        "rank 1: loaded equal: True, DCP equal: True, dense updated: True",
-    ]
-
-
 def torchrun(python: str, *arguments: str) -> list[str]:
     """What two ranks print, sorted; the variable alone makes them shardwright's."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -205,12 +205,3 @@ def test_model_of_any_batch_is_exported(name: str) -> None:
     program = torch.export.export(OfTensors(), first, dynamic_shapes=shapes).module()
     other = (torch.ones(3, 4), OTHER.values(), OTHER.lengths())
     torch.testing.assert_close(program(*other), OfTensors()(*other))
-
-
-def test_position_weights_keep_a_batch_size_per_key() -> None:
-    uneven = sw.KeyedJaggedTensor(
-        ["a", "b"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), stride_per_key_per_rank=[[1], [2]]
-    )
-    processor = PositionWeightedModuleCollection({"a": 3})
-    assert processor(uneven).stride_per_key_per_rank() == [[1], [2]]
-    assert processor.position_weights_dict["a"] is processor.position_weights["a"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from attrs import evolve
 from tests.core.runtime.mixed_cuts import case_of
 from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
+from tests.plugins.checkpoint.stored import save_of_ranks
 from tests.plugins.checkpoint.test_sharded_state_dict import OTHERS, blank
 
 import shardwright as sw
@@ -102,24 +101,6 @@ def test_unsharded_module_loads_and_saves_too(tmp_path):
     assert list(steps_in(tmp_path)) == [1, 2]
 
 
-@pytest.mark.usefixtures("pieces")
-def test_tensors_of_any_form_load(tmp_path):
-    def module():
-        made = torch.nn.Module()
-        made.turned = torch.nn.Parameter(torch.rand(30, 7).t())
-        made.register_buffer("one", torch.tensor(3))
-        made.register_buffer("none", torch.empty(0, 4))
-        made.register_buffer("flags", torch.rand(50) > 0.5)
-        made.register_buffer("cube", torch.rand(9, 4, 3, dtype=torch.float64))
-        made.register_buffer("short", torch.rand(9, 5).to(torch.bfloat16))
-        return made
-
-    first, other = module(), module()
-    sw.save_checkpoint(tmp_path, first)
-    sw.load_checkpoint(tmp_path, other)
-    torch.testing.assert_close(other.state_dict(), first.state_dict(), rtol=0, atol=0)
-
-
 def test_large_piece_that_is_cut_short_is_an_error_without_checksums_too(tmp_path):
     folder = sw.save_checkpoint(tmp_path, torch.nn.Linear(1024, 1025)).path
     file = next(folder.glob("*.distcp"))
@@ -194,20 +175,6 @@ def test_progress_counts_the_bytes_of_tensors_up_to_all_of_them(asynchronous, tm
     assert len(set(done)) == 5
 
 
-def test_progress_of_each_rank_is_of_its_own_blocks(tmp_path):
-    told = {0: [], 1: []}
-    module = IN_RUNS.module()
-
-    def save_and_tell(env):
-        model = IN_RUNS.shard(env, module)
-        sw.save_checkpoint(tmp_path, model, progress=lambda *bytes_: told[env.rank].append(bytes_))
-
-    run_simulated(save_and_tell, 2)
-    blocks = {rank: own[-1][1] for rank, own in told.items()}
-    assert all(own[-1][0] == blocks[rank] for rank, own in told.items())
-    assert sum(blocks.values()) == sum(value.nbytes for value in module.state_dict().values())
-
-
 def test_progress_that_cannot_be_called_is_an_error(tmp_path):
     with pytest.raises(sw.InvalidInputError, match="progress must be a function"):
         sw.save_checkpoint(tmp_path, torch.nn.Linear(1, 1), progress=True)
@@ -276,34 +243,45 @@ def test_another_dtype_is_converted_only_if_asked(tmp_path):
     assert torch.equal(half.weight, module.weight.half())
 
 
-@pytest.mark.parametrize("is_stepped", [False, True], ids=["new optimizer", "one that has stepped"])
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
-def test_optimizers_of_torch_go_on(make, is_stepped, tmp_path):
-    def stepped(seed, model, optimizer, count):
-        for number in range(count):
-            torch.manual_seed(seed + number)
-            optimizer.zero_grad()
-            model(torch.randn(3, 4)).sum().backward()
-            optimizer.step()
-
-    model = torch.nn.Linear(4, 2)
-    optimizer = make(model.parameters(), lr=0.25)
-    stepped(0, model, optimizer, 2)
-    sw.save_checkpoint(tmp_path, model, optimizer)
-    other = torch.nn.Linear(4, 2)
-    other_optimizer = make(other.parameters(), lr=0.5)
-    if is_stepped:
-        stepped(9, other, other_optimizer, 1)
-    sw.load_checkpoint(tmp_path, other, other_optimizer)
-    for pair in ((model, optimizer), (other, other_optimizer)):
-        stepped(5, *pair, 2)
-    assert torch.equal(model.weight, other.weight)
-    assert torch.equal(model.bias, other.bias)
+NAME = "model.embedding_bags.t0.weight"
 
 
-def test_checkpoint_says_what_it_is_of(tmp_path):
-    path = save(case_of(), tmp_path, step=3)[0].path
-    manifest = json.loads((path / "shardwright.json").read_text())
-    assert manifest["step"] == 3
-    assert manifest["world_size"] == 2
-    assert set(manifest["files"]) == {"__0_0.distcp", "__1_0.distcp", ".metadata"}
+@pytest.mark.parametrize("case", [BY_INDEX, IN_RUNS], ids=["by an index", "in runs"])
+def test_rows_from_any_number_on_are_those_of_the_whole_table_however_it_was_cut(case, tmp_path):
+    save(case, tmp_path)
+    stored = sw.open_checkpoint(tmp_path)
+    for name, weight in case.module().state_dict().items():
+        found = stored.tensor(f"model.{name}")
+        assert (found.shape, found.dtype) == (tuple(weight.shape), torch.float32)
+        for start, stop in ((0, len(weight)), (700, 800), (len(weight) - 1, len(weight))):
+            rows = torch.empty(stop - start, weight.shape[1])
+            found.read(rows, start)
+            assert torch.equal(rows, weight[start:stop])
+
+
+def test_tensor_that_dcp_alone_wrote_is_read(tmp_path):
+    save_of_ranks([{"model": {"weight": torch.arange(6.0).view(3, 2)}}], tmp_path)
+    rows = torch.empty(2, 2)
+    sw.open_checkpoint(tmp_path, dcp_only=True).tensor("model.weight").read(rows, 1)
+    assert rows.tolist() == [[2.0, 3.0], [4.0, 5.0]]
+
+
+def test_name_that_is_not_there_is_an_error_with_the_nearest(tmp_path):
+    save(IN_RUNS, tmp_path)
+    with pytest.raises(sw.CheckpointError, match=rf"no tensor '{NAME}s'.* Did you mean '{NAME}'"):
+        sw.open_checkpoint(tmp_path).tensor(f"{NAME}s")
+    with pytest.raises(sw.CheckpointError, match="no checkpoint"):
+        sw.open_checkpoint(tmp_path / "nowhere")
+
+
+def test_unshard_gives_the_module_that_was_sharded():
+    case = case_of()
+
+    def work(env):
+        sharded = case.shard(env, case.module())
+        return sharded.unshard()
+
+    batch = case.batch(3)
+    for module in run_simulated(work, case.world_size):
+        assert type(module) is sw.EmbeddingBagCollection
+        assert torch.equal(module(batch).values(), case.module()(batch).values())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 from tests.core.runtime.mixed_cuts import case_of, simulate
-from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
+from tests.core.runtime.plans import Cut, Cuts
 from tests.plugins.checkpoint.stored import load_one, save_of_ranks
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
@@ -71,14 +71,6 @@ def test_any_plan_loads_what_another_saved(then, tmp_path):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("case", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
-def test_unsharded_module_loads_it(case, tmp_path):
-    expected = saved(case, tmp_path)
-    state = {"model": blank(case_of().module()).state_dict()}
-    load_one(state, tmp_path)
-    assert all(torch.equal(state["model"][name], weight) for name, weight in expected.items())
-
-
 def test_no_collective_and_names_shapes_and_dtypes_of_the_unsharded_module():
     case = case_of()
 
@@ -123,39 +115,6 @@ def test_sharded_tensors_of_another_model_load_under_any_plan_of_these_ranks(the
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
-def test_a_copy_of_a_state_dict_brings_back_what_was():
-    """As loops do that go back to the best weights."""
-
-    def work(sharded, batch, env):
-        before, best = sharded.full_state_dict(), copy.deepcopy(sharded.state_dict())
-        sharded(batch).values().sum().backward()
-        trained = sharded.full_state_dict()
-        sharded.load_state_dict(best)
-        return before, trained, sharded.full_state_dict()
-
-    for before, trained, after in simulate(case_of(), work):
-        assert not all(torch.equal(trained[name], value) for name, value in before.items())
-        assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
-def test_sharded_tensor_of_another_shape_is_an_error_on_all_ranks():
-    case, wrong = (
-        case_of(),
-        evolve(
-            case_of(),
-            tables=(*case_of().tables[:2], evolve(case_of().tables[2], rows=8, row_map=RowsMirrored(8, 3))),
-        ),
-    )
-
-    def work(sharded, batch, env):
-        other = wrong.shard(env, wrong.module())
-        with pytest.raises(RuntimeError, match="t2") as error:
-            sharded.load_state_dict(other.state_dict())
-        return str(error.value)
-
-    assert len(set(simulate(case, work))) == 1
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -174,22 +133,6 @@ def test_what_needs_elements_of_other_ranks_is_refused(use):
     with pytest.raises(UnsupportedError) as error:
         use(value)
     assert "full_state_dict()" in str(error.value)
-
-
-def test_pieces_are_bounded_and_share_memory(monkeypatch):
-    monkeypatch.setattr("shardwright.runtime.sharded.tables.table_state.PIECE_BYTES", 40)
-    case = Cuts((Cut(11, 4, ("a",), row_map=RowsRange(11, parts=2), ranks=(0, 1)),), 2)
-
-    def work(sharded, batch, env):
-        pieces = sharded.state_dict()["embedding_bags.t0.weight"].pieces
-        for piece in pieces:
-            piece.values.fill_(env.rank)
-        return [piece.offsets for piece in pieces], sharded.full_state_dict()
-
-    (first, state), (second, _) = simulate(case, work)
-    assert first == [(0, 0), (2, 0), (4, 0)]
-    assert second == [(6, 0), (8, 0), (10, 0)]
-    assert torch.equal(state["embedding_bags.t0.weight"][:, 0], (torch.arange(11) >= 6).float())
 
 
 def copied_by_torch(state):

@@ -131,14 +131,6 @@ def test_memory_of_dense_without_optimizer_is_weights_and_gradient() -> None:
     assert kernel_of("dense").memory_bytes(request_for(optimizer=None), 100) == {"device": 2 * 100 * 16 * 4}
 
 
-def test_memory_of_dense_with_an_optimizer_of_the_users_is_as_much_as_adams() -> None:
-    sizes = [
-        kernel_of("dense").memory_bytes(request_for(optimizer=OptimizerSpec(name)), 100)
-        for name in ("shampoo", "adam", "sgd")
-    ]
-    assert sizes[0] == sizes[1] != sizes[2]
-
-
 def test_supports_without_numba_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert kernel_of("fused_numba").supports(request_for()) == "Numba is not installed (the package is numba)"
@@ -167,15 +159,6 @@ def test_preference_takes_fbgemm_where_it_can_and_gradients_only_when_asked() ->
     for kernel in kernels.values():
         assert 0 < kernel.bandwidth_fraction(request_for()) <= 1
         assert sum(kernel.reads(request_for()).values()) == 1
-
-
-@pytest.mark.parametrize("kernel", kernel_names("cuda"))
-def test_group_key_keeps_optimizers_and_data_types_apart_and_can_be_hashed(kernel: str) -> None:
-    key = kernel_of(kernel).group_key
-    assert hash(key(request_for())) == hash(key(request_for()))
-    assert key(request_for()) != key(request_for(data_type=DataType.FP16))
-    if kernel_of(kernel).fuses_optimizer:
-        assert key(request_for()) != key(request_for(optimizer=OptimizerSpec("sgd", 0.2)))
 
 
 def test_names_of_torchrecs_enumeration_stand_for_registered_kernels() -> None:

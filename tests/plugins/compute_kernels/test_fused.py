@@ -148,26 +148,3 @@ def test_sequences_with_a_bag_for_each_id_as_on_devices_train_as_loops(
         batch = draw_sequences(blocks, 2, seed=step, max_ids=max_ids)
         train("a bag for each id", lookup, loops, batch, CPU, seed=step)
         assert int(seen[-1].diff().max()) <= 1
-
-
-@pytest.mark.parametrize("pooled", [True, False])
-def test_fbgemm_is_asked_for_no_gradient_of_weights(
-    threads: None, monkeypatch: pytest.MonkeyPatch, pooled: bool
-) -> None:
-    torch.set_num_threads(2)
-    spec, pooling = OptimizerSpec("row_wise_adagrad", 0.1), "SUM" if pooled else "NONE"
-    blocks = [block_spec(ROWS, DIM, slots=slots, optimizer=spec, pooling=pooling) for slots in SLOTS_OF]
-    lookup: Any = kernel_of("fused").build(blocks, device=CPU)
-    asked: list[torch.Tensor | None] = []
-    for part in lookup._parts:
-        forward = part.tables.forward
-
-        def spied(*args: Any, forward: Any = forward, **kwargs: Any) -> Any:
-            asked.append(kwargs["feature_requires_grad"])
-            return forward(*args, **kwargs)
-
-        monkeypatch.setattr(part.tables, "forward", spied)
-    result, saved = lookup.forward(bags_of(4, pooled, 0), training=True)
-    lookup.backward(saved, torch.ones(result.numel()))
-    told = [0] * sum(SLOTS_OF) if pooled else []  # only bags have weights
-    assert sorted(int(own) for one in asked if one is not None for own in one) == told

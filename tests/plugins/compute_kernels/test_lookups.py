@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.plugins.compute_kernels.loops import (
-    CPU,
     OPTIMIZERS,
     block_spec,
     built,
     draw_batch,
     kernel_names,
-    kernel_of,
     supports,
 )
 
@@ -50,21 +48,3 @@ def test_kernel_on_cuda_equals_loops(kernel: str, optimizer: str, data_type: str
         loops.update(batch, gradient, 0.1)
         for index, expected in enumerate(loops.weights):
             torch.testing.assert_close(lookup.weight(index).double().cpu(), expected, **tolerance)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "optimizer", "state"), [("fused", "adagrad", "sum"), ("fused_numba", "adam", "exp_avg")]
-)
-def test_rows_begin_with_a_cache_line_whatever_table_is_before(
-    kernel: str, optimizer: str, state: str
-) -> None:
-    """After a table of 3 rows of 8 columns, rows of 16 float32 would lie in two lines each."""
-    sizes = [(3, 8), (5, 16), (7, 4), (2, 64)]
-    blocks = [block_spec(*size, optimizer=spec_of(optimizer)) for size in sizes]
-    if not supports(kernel, blocks):
-        pytest.skip(f"{kernel} cannot be used here")
-    lookup = kernel_of(kernel).build(blocks, device=CPU)
-    for block, size in enumerate(sizes):
-        for values in (lookup.weight(block), lookup.optimizer_state(block)[state]):
-            assert values.shape == size
-            assert values.data_ptr() % 64 == 0

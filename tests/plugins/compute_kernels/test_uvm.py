@@ -126,22 +126,6 @@ def test_reads_of_a_cache_are_its_misses_from_the_host() -> None:
     assert kernel_of("fused_uvm").reads(on_cuda()) == {"host": 1.0}
 
 
-def test_group_key_keeps_caches_of_other_size_width_and_algorithm_apart() -> None:
-    key = kernel_of("fused_uvm_caching").group_key
-    keys = {
-        key(on_cuda(**changes))
-        for changes in (
-            {},
-            {"cache": CacheParams(0.3)},
-            {"cache": CacheParams(0.2, "lfu")},
-            {"num_columns": 8},
-            {"optimizer": OptimizerSpec("adam")},
-        )
-    }
-    assert len(keys) == 5
-    assert key(on_cuda()) == key(on_cuda(cache=CacheParams(0.2)))
-
-
 def test_extras_bring_the_planned_cache_back() -> None:
     kernel = kernel_of("fused_uvm_caching")
     planned = on_cuda(cache=CacheParams(0.35, "lfu"))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.as_asked import AsAsked
+from tests.core.conftest import make_class, make_plugin
 from tests.plugins.built_in import built_in
+from tests.stranger import run_python
 
+import shardwright as sw
 import shardwright_testing
 from shardwright import ParameterConstraints, ShardingType
 from shardwright.hookspecs import KINDS
-from shardwright.host import host
+from shardwright.host import PluginHost, host, use_host
 from shardwright.host.offers import Kind
-from shardwright_testing import ShardingTypeTests
+from shardwright_testing import ShardingTypeTests, installed
 
 ELSEWHERE = ("optimizer", "sharding_type")  # some of their tests are slow: modules of their own say which
 
@@ -72,3 +76,70 @@ def test_kit_finds_a_type_that_says_shapes_and_looks_at_extras():
         AssertionError, match="says depends_on_shape_only, but looks at the extras of constraints"
     ):
         AskedToCut().test_layouts_are_the_same_each_time(ByShapeSaysItself())
+
+
+@pytest.fixture
+def dealt() -> type:
+    """A sharding type with an argument."""
+
+    def keep(self: sw.ShardingType, num_hot: int = 1) -> None:
+        self.num_hot = num_hot
+
+    return make_class(sw.ShardingType, "dealt", __init__=keep)
+
+
+def test_installed_object_is_served_where_its_class_is_installed(dealt: type) -> None:
+    kernel = make_class(sw.ComputeKernel, "goes_with_it")
+    hooks = {"shardwright_sharding_types": lambda: [dealt], "shardwright_compute_kernels": lambda: [kernel]}
+    with use_host(PluginHost(entry_points=(), plugins={"acme": make_plugin(hooks)}, environment={})):
+        with installed(dealt(num_hot=7)):
+            assert host().sharding_types.create("dealt").num_hot == 7
+            assert host().compute_kernels["goes_with_it"] is kernel
+            with installed(dealt(num_hot=8)):
+                assert host().sharding_types.create("dealt").num_hot == 8
+        assert host().sharding_types.create("dealt").num_hot == 1
+
+
+def test_installed_objects_are_there_beside_each_other(dealt: type) -> None:
+    kernel = make_class(sw.ComputeKernel, "mine")()
+    with installed(dealt()) as outer, installed(kernel) as both:
+        assert "mine" not in outer.compute_kernels
+        assert {"dealt", "row_wise"} <= set(both.sharding_types)
+        assert both.compute_kernels["mine"] is kernel
+
+
+PIP = (
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--no-index",
+    "--no-deps",
+    "--no-build-isolation",
+    "--disable-pip-version-check",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+def test_new_plugin_installs_and_passes_the_kit(kind: str, tmp_path: Path) -> None:
+    name, project, site = f"acme_{kind}", tmp_path / "project", tmp_path / "site"
+    written = run_python("-m", "shardwright", "plugin", "new", name, "--kind", kind, "--output", str(project))
+    assert written.returncode == 0, written.stderr
+    installed = run_python(*PIP, "--target", str(site), str(project))
+    assert installed.returncode == 0, installed.stderr
+    shown = run_python("-m", "shardwright", "plugins", name, site=site)
+    assert f"{name} ({kind}s), loaded" in shown.stdout, shown.stdout + shown.stderr
+    options = (
+        "-q",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(project),
+        str(project / "tests"),
+    )
+    tested = run_python("-m", "pytest", *options, site=site)
+    assert tested.returncode == 0, tested.stdout[-4000:]
+    assert " passed" in tested.stdout

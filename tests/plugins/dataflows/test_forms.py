@@ -8,11 +8,9 @@ import pytest
 import torch
 from attrs import evolve
 from hypothesis import strategies as st
-from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import (
     Cut,
     Cuts,
-    Kernels,
     host_with_loops,
     output_of,
     train_step,
@@ -21,8 +19,8 @@ from tests.core.runtime.plans import (
 from tests.drawn import drawn
 from tests.pairs import pairwise
 
-from shardwright import ComputeKernel, KeyedJaggedTensor, QCommsConfig
-from shardwright.host import PluginHost, use_host
+from shardwright import ComputeKernel, KeyedJaggedTensor
+from shardwright.host import use_host
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.dataflows.replicated import forms as replicated
 from shardwright_plugins.dataflows.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm
@@ -30,7 +28,6 @@ from shardwright_testing.simulated import run_simulated
 
 SYNCHRONISING = ("updates of copies", "dense gradients", "sums of dense gradients")
 STEPS = 3
-PLUGINS = {"loops": Kernels(), "codecs": ExactCodecs()}
 TABLES = (  # t0 and t1 are of one size and share a group; t2 is alone
     Cut(5, 4, ("a", "b"), "SUM"),
     Cut(5, 3, ("b",), "MEAN"),
@@ -43,15 +40,6 @@ def case_of(kind, world_size, tables=TABLES):
     if kind == "sequence":
         copies = [evolve(table, pooling="NONE") for table in copies]
     return Cuts(copies, world_size, is_weighted=kind == "weighted")
-
-
-def with_codec(case, *names):
-    """The case, gradients of its tables by these codecs in turn."""
-    tables = [
-        evolve(table, codecs=QCommsConfig(backward_precision=names[index % len(names)]))
-        for index, table in enumerate(case.tables)
-    ]
-    return evolve(case, tables=tables)
 
 
 def batches_of(case, batch_sizes, *, max_length=3):
@@ -136,33 +124,6 @@ def test_each_form_makes_the_unsharded_update_on_equal_copies_with_the_bytes_it_
     assert_declared(declared, results)
 
 
-@pytest.mark.parametrize(
-    ("names", "kind", "world_size"),
-    pairwise(
-        product(
-            [("doubles",), ("mirrored",), ("mirrored", None, "doubles")],
-            ["pooled", "weighted", "sequence"],
-            [1, 2, 3],
-        )
-    ),
-)
-def test_gradients_by_codecs_that_lose_nothing_make_the_same_update_with_their_bytes(
-    monkeypatch, names, kind, world_size
-):
-    case = case_of(kind, world_size)
-    batches = batches_of(case, (4, 2, 3))
-    only(monkeypatch, BatchForm)
-    plain = train(case, batches)
-    declared = only(monkeypatch, BatchForm)
-    with use_host(PluginHost(entry_points=(), plugins=PLUGINS, environment={})):
-        coded = train(with_codec(case, *names), batches)
-    for (_, blocks, _, _), (_, others, _, _) in zip(plain, coded, strict=True):
-        assert all(torch.equal(mine, other) for mine, other in zip(blocks, others, strict=True))
-    assert_declared(declared, coded)
-    if world_size > 1:
-        assert sum(sent for *_, sent in coded) > sum(sent for *_, sent in plain)
-
-
 @pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
 @pytest.mark.parametrize(
     ("rows", "batch_sizes", "max_length", "cheapest"),
@@ -217,64 +178,6 @@ def test_kernel_whose_sums_differ_between_ranks_makes_no_batch_update_of_copies(
     assert BatchForm not in {form for form, _ in declared}
 
 
-MIXED = (  # of one size and so of one group; even, so that nothing is padded
-    Cut(40, 4, ("long",), "SUM"),
-    Cut(40, 2, ("short",), "SUM"),
-    Cut(40, 6, ("full",), "MEAN"),
-    Cut(40, 4, ("long",), "SUM"),
-)
-NUM_IDS = {"long": (72, 60), "short": (6, 4), "full": (1200, 800)}  # on each rank, of six and four bags
-
-
-def mixed_batch(case, step, rank):
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    num_bags = (6, 4)[rank]
-    counts = [NUM_IDS[feature][rank] for feature in case.features]
-    ids = torch.randint(0, 40, (sum(counts),), generator=generator)
-    return KeyedJaggedTensor(
-        keys=case.features,
-        values=ids,
-        lengths=torch.cat([torch.full((num_bags,), count // num_bags) for count in counts]).int(),
-        weights=torch.rand(ids.numel(), generator=generator) if case.is_weighted else None,
-    )
-
-
-def mixed_steps(case):
-    return [[mixed_batch(case, step, rank) for rank in range(2)] for step in range(STEPS)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "kernel"),
-    [
-        ("pooled", "loop"),
-        ("weighted", "loop_by_sample"),
-        ("sequence", "loop"),
-        *(
-            pytest.param(*others, marks=pytest.mark.slow)
-            for others in (("pooled", "loop_by_sample"), ("weighted", "loop"), ("sequence", "loop_by_sample"))
-        ),
-    ],
-)
-def test_tables_of_one_group_take_the_form_of_their_fewest_bytes_together(monkeypatch, kind, kernel):
-    tables = [evolve(table, kernel=kernel) for table in MIXED]
-    # Results that are no matrix share a group only with those of as many columns.
-    is_matrix = kind != "sequence" and kernel == "loop_by_sample"
-    groups = [tables] if is_matrix else [[own for own in tables if own.dim == dim] for dim in (4, 2, 6)]
-    fewest = 0
-    for group in groups:
-        alone, counted = case_of(kind, 2, group), []
-        for form in FORMS:
-            only(monkeypatch, form)
-            counted.append((form.effort, sum(sent for *_, sent in train(alone, mixed_steps(alone)))))
-        fewest += min(counted, key=lambda own: own[0] * own[1])[1]
-        assert len({sent for _, sent in counted}) > 1
-    only(monkeypatch, *FORMS)
-    case = case_of(kind, 2, tables)
-    results = train(case, mixed_steps(case))
-    assert_trained(case, mixed_steps(case), results)
-    assert sum(sent for *_, sent in results) == fewest
-
-
 ROWS_DIM_FEATURES = st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(["ab", "b", "ca"]))
 
 
@@ -292,12 +195,3 @@ def test_copies_of_any_size_equal_unsharded(kind, world_size, tables, batch_size
     batches = batches_of(case, batch_sizes, max_length=max_length)
     with use_host(host_with_loops()):
         assert_trained(case, batches, train(case, batches))
-
-
-def test_nothing_is_sent_where_nobody_has_ids():
-    case = case_of("pooled", 2)
-    results = train(case, batches_of(case, (0, 0)))
-    assert [sent for *_, sent in results] == [0, 0]
-    assert all(
-        torch.equal(results[0][2][name], weight) for name, weight in case.module().state_dict().items()
-    )

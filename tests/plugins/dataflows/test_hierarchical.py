@@ -84,27 +84,6 @@ def test_host_sums_send_one_rank_of_a_hosts_share_of_bytes_to_other_hosts(tables
     assert summed["ids"] == straight["ids"]
 
 
-def test_partial_sums_of_no_rows_do_not_take_the_direct_way_home():
-    tables = BY_ROWS_INSIDE_HOSTS[:1]
-    full, sparse = (between_hosts(train(with_flow(tables, Exchange()), full=full)) for full in (True, False))
-    bags = sum(
-        len(ids) > 0
-        for step in range(3)
-        for rank in (2, 3)  # the table is on the other host
-        for part in range(2)
-        for ids in bags_of_part(with_flow(tables, Exchange()), step, rank, part)
-    )
-    for label in ("results", "gradients"):
-        assert sparse[label] == bags * 4 * 4 < full[label]  # columns, bytes
-
-
-def bags_of_part(case, step, rank, part):
-    """For each sample of a rank's batch the ids of one part of the first table's rows."""
-    batch, (table, *_) = case.batch(BATCH_SIZES[rank], seed=10 * step + rank), case.tables
-    own = batch[table.features[0]].to_dense()
-    return [ids[table.row_map.part_of(ids) == part] for ids in own]
-
-
 def test_host_sums_bytes_to_other_hosts_are_those_of_one_sum_a_bag():
     summed = between_hosts(train(with_flow(BY_ROWS_INSIDE_HOSTS[:1], Hierarchical())))
     samples_of_the_other_host = sum(BATCH_SIZES[2:])

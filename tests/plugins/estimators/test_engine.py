@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from tests.plugins.proposers.spaces import costed
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError
@@ -20,7 +19,6 @@ from shardwright.host import host
 from shardwright.host.plugin_host import PluginHost
 from shardwright.planning import planner as planner_module
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.dataflows.replicated.forms import FORMS, CopiedBatch
@@ -247,31 +245,6 @@ def test_mixed_plan_moves_all_outputs_once_more(kinds: list[tuple[str, str]], mo
     assert mixing.of_plan(chosen) == expected * elements
 
 
-def test_search_is_told_of_exchanges_as_far_as_the_kind_of_a_table_changes_them(tmp_path: Path) -> None:
-    """Those of whole tables balance as lookups and updates do; step_phases has all as they are."""
-    ms = {"lookup_id": 1.0, "whole_id": 2.0, "cut_id": 5.0, "mixed_result": 0.25, "copy_shard": 3.0}
-    engine = Engine(machine=str(machine_with(tmp_path / "machine.json", **ms)))
-    ids, elements = BATCH * 2, BATCH * 8
-
-    def told(kind: str) -> tuple[float, float]:
-        options, topology = options_of(1000, 8, 2, kind, kernel="fused_numba")
-        phases = engine.estimate(options, topology)
-        total = sum(float((column * options.count).sum()) for column in phases.values())
-        on_ranks = {
-            name: np.full(2, float((column * options.count).sum()) / 2) for name, column in phases.items()
-        }
-        step = engine.step_phases(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
-        return total, largest_rank_time(step)
-
-    assert told("table_wise") == (1.6 * 2 * ids, ids + 2 * ids)
-    mixed = 16 * 0.25 * 2 * elements
-    of_halves = (
-        2 * 0.75 * mixed
-    )  # two ids of a bag are both in the other half of the rows a quarter of the time
-    assert told("row_wise") == (pytest.approx(1.6 * 2 * ids + (5 - 2) * 2 * ids + of_halves), ids + 5 * ids)
-    assert told("data_parallel") == (pytest.approx(1.6 * 2 * ids + 2 * 3 + mixed), ids + 3)
-
-
 def planner_by(path: Path, kinds: list[str], kernels: list[str]) -> sw.EmbeddingShardingPlanner:
     """A planner for two ranks by a machine's document: tables of two ids a sample, of such types and kernels."""
     rule = ParameterConstraints(sharding_types=kinds, compute_kernels=kernels, pooling_factors=[2.0])
@@ -282,33 +255,6 @@ def planner_by(path: Path, kinds: list[str], kernels: list[str]) -> sw.Embedding
         estimator=f"engine:machine={path}",
         progress=False,
     )
-
-
-def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
-    """A plan of tables of which a search would copy the narrow one, and so mix the outputs of the wide ones."""
-    tables = [sw.TableSpec(f"t{i}", 1000, columns) for i, columns in enumerate((8, 256, 256))]
-    return planner_by(path, ["table_wise", "data_parallel"], ["fused_numba"]).plan_tables(tables)
-
-
-def test_kernel_that_is_quicker_than_the_first_costs_a_search_by_its_machine_nothing_beside_its_time(
-    tmp_path: Path,
-) -> None:
-    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_sent=0.005, mixed_gradient=0.005)
-    data = json.loads(path.read_text())
-    kernels = data["constants"]["kernels"]
-    kernels["fused_torch"] = {**kernels["fused_numba"], "lookup_id": 0.9}
-    path.write_text(json.dumps(data))
-
-    def value_ms(*names: str) -> float:
-        planner = planner_by(path, ["table_wise"], list(names))
-        plan = planner.plan_tables([sw.TableSpec(f"t{i}", 1000, 64) for i in range(4)])
-        assert {own.compute_kernel for own in plan.plan[""].values()} == {names[-1]}
-        return plan.document["objective"]["value_ms"]
-
-    # Two tables of two ids a sample on each rank, of which two ranks have batches; exchanges as far as they balance.
-    assert value_ms("fused_torch") == pytest.approx(0.9 * 1.6 * 8 * BATCH)
-    assert value_ms("fused_numba", "fused_torch") == pytest.approx(0.9 * 1.6 * 8 * BATCH)
-    assert value_ms("fused_numba") == pytest.approx(1.6 * 8 * BATCH)
 
 
 @pytest.mark.parametrize(("step", "name"), [(0.0, "fused_torch"), (200.0, "fused_numba")])
@@ -331,48 +277,6 @@ def test_kernel_whose_calls_add_more_to_a_step_than_it_saves_is_left(
     assert Prices.by(plan).of(plan).step_ms == pytest.approx(lookup_ms * 8 * BATCH)
 
 
-def test_plan_of_a_kernel_that_gives_way_to_none_has_even_work_on_its_ranks(tmp_path: Path) -> None:
-    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_sent=0.005)
-    data = json.loads(path.read_text())
-    kernels = data["constants"]["kernels"]
-    kernels["fused_torch"] = dict(kernels["fused_numba"])
-    kernels["fused_numba"] = {**kernels["fused_torch"], "lookup_id": 1.5}
-    path.write_text(json.dumps(data))
-    # A search gives all tables but the wide one to the second kernel, which it is told to cost by columns.
-    ids, columns = {"wide": 1.0, "many": 4.0, "some": 2.0, "others": 2.0}, {"wide": 256}
-    rules = {
-        name: ParameterConstraints(
-            sharding_types=["table_wise"],
-            compute_kernels=["fused_numba", "fused_torch"],
-            pooling_factors=[own],
-        )
-        for name, own in ids.items()
-    }
-    planner = sw.EmbeddingShardingPlanner(
-        sw.Topology(2, "cpu"), BATCH, constraints=rules, estimator=f"engine:machine={path}", progress=False
-    )
-    plan = planner.plan_tables([sw.TableSpec(name, 10_000, columns.get(name, 8)) for name in ids]).plan[""]
-    assert {plan[name].compute_kernel for name in ids} == {"fused_torch"}
-    rank_of = {name: plan[name].layout.blocks[0].rank for name in ids}
-    assert rank_of["some"] == rank_of["others"] != rank_of["many"]
-
-
-def test_mixed_plan_gives_way_to_one_of_one_kind_by_which_a_step_is_shorter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_result=0.01)
-    found = plan_of_one_copy(path)
-    monkeypatch.setattr(Engine, "refinements", lambda self, topology: ())
-    searched = plan_of_one_copy(path)
-    assert {own.sharding_type for own in found.plan[""].values()} == {"table_wise"}
-    assert [own.sharding_type for own in searched.plan[""].values()].count("data_parallel") == 1
-    # Two tables of four ids a sample on the slowest rank; or three of two, and all columns of the outputs once more.
-    prices = Prices.by(found)
-    steps = [prices.of(one).step_ms for one in (found, searched)]
-    assert steps == pytest.approx([8 * BATCH, 6 * BATCH + 0.01 * BATCH * (8 + 256 + 256)])
-    assert not sw.check_plan(found).problems
-
-
 def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,63 +286,6 @@ def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth
     options, topology = options_of(1000, 8, 2, "table_wise")
     phases = Engine(machine=str(path)).estimate(options, topology)
     assert phases["forward_compute"].tolist() == [4 * 0.5 * 2 * BATCH * 2]
-
-
-def test_update_of_copies_by_another_kernel_takes_no_less_than_that_of_a_whole_table(
-    tmp_path: Path,
-) -> None:
-    path = machine_with(tmp_path / "machine.json", update_id=1.0, copied_id=5.0, copied_shard=7.0)
-    data = json.loads(path.read_text())
-    kernels = data["constants"]["kernels"]
-    kernels["fused_torch"] = {**kernels["fused_numba"], "update_id": 30.0, "lookup_id": 2.0}
-    kernels["fused"] = {**kernels["fused_numba"], "update_id": 0.25}
-    path.write_text(json.dumps(data))
-    ids = 2 * BATCH * 4  # of both ranks' batches, which every copy is updated by
-
-    def phases(kind: str, kernel: str) -> list[float]:
-        options, topology = options_of(10_000_000, 8, 4, kind, kernel=kernel)
-        found = Engine(machine=str(path)).estimate(options, topology)
-        return [float(found[phase][0]) for phase in ("forward_compute", "backward_compute")]
-
-    assert phases("data_parallel", "fused_numba") == [0, 5 * ids + 7]
-    assert phases("data_parallel", "fused") == [0, 5 * ids + 7]
-    assert phases("data_parallel", "fused_torch") == [2 * ids / 2, 30 * ids]
-    assert phases("table_wise", "fused_torch") == [2 * ids, 30 * ids]
-    with installed(TellsItsTime()):
-        distinct = 10_000_000 * -np.expm1(-ids / 10_000_000)
-        told = distinct * 32 / Engine().machine.topology["ddr_mem_bw"]
-        assert phases("data_parallel", "tells_its_time")[1] == 5 * ids + 7 > told
-        machine_with(path, copied_id=told / ids / 2)
-        assert phases("data_parallel", "tells_its_time")[1] == pytest.approx(told, rel=1e-3)
-
-
-def test_efforts_of_a_kernel_are_factors_of_the_engine_s_work_on_what_is_cut_or_copied(
-    tmp_path: Path,
-) -> None:
-    path = machine_with(tmp_path / "machine.json", cut_id=1.0, whole_id=0.25, copied_id=5.0)
-    data = json.loads(path.read_text())
-    kernels = data["constants"]["kernels"]
-    kernels["fused_torch"] = {**kernels["fused_numba"], "cut": 3.0, "copied": 1.5}
-    path.write_text(json.dumps(data))
-    ids = 2 * BATCH * 4  # of both ranks
-
-    def phases(kind: str, kernel: str) -> dict[str, float]:
-        options, topology = options_of(10_000_000, 8, 4, kind, kernel=kernel)
-        engine = Engine(machine=str(path))
-        search = engine.estimate(options, topology)
-        step = engine.step_phases(
-            dict.fromkeys(search, np.zeros(2)), options, np.zeros(1, np.int64), topology
-        )
-        shares = options.count / options.count.sum()
-        own = {f"search {name}": float(ms @ shares) for name, ms in search.items() if name != "exchanges"}
-        return {name: ms for name, ms in {**own, "step": float(sum(step.values())[0])}.items() if ms}
-
-    # Of exchanges a search is told what whole tables do not take; each rank has half of them in a step.
-    assert phases("row_wise", "fused_numba") == {"search id_partition": 0.75 * ids / 2, "step": ids / 2}
-    assert phases("row_wise", "fused_torch") == {"search id_partition": 2.75 * ids / 2, "step": 3 * ids / 2}
-    assert phases("data_parallel", "fused_numba") == {"search backward_compute": 5 * ids}
-    assert phases("data_parallel", "fused_torch") == {"search backward_compute": 7.5 * ids}
-    assert phases("table_wise", "fused_torch") == phases("table_wise", "fused_numba") != {}
 
 
 class TellsItsTime(sw.ComputeKernel):
@@ -501,54 +348,10 @@ def test_plan_lists_as_assumed_that_a_kernel_is_taken_for_another(
     assert inputs.get("engine.kernels", {"value": {}})["value"] == assumed
 
 
-def zipf_ids(rows: int, count: int, exponent: float) -> np.ndarray[Any, Any]:
-    weights = np.arange(1.0, rows + 1) ** -exponent
-    return np.random.default_rng(0).choice(rows, size=count, p=weights / weights.sum())
-
-
-@pytest.mark.parametrize("exponent", [1.0, 1.3])
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
-def test_distinct_rows_and_pages_of_a_profile_are_those_of_its_ids(exponent: float, kind: str) -> None:
-    """A profile of a step says how many of its rows are distinct; the tables' shards have so many together."""
-    rows, ids = 20_000, 2 * BATCH * 30
-    drawn = zipf_ids(rows, ids, exponent)
-    distinct = len(np.unique(drawn))
-    stats = sw.EmbeddingOffloadStats(0.5, distinct, (1.0,), rows)
-    table = sw.TableSpec("t", rows, 16, optimizer=OptimizerSpec("row_wise_adagrad"))
-    rule = ParameterConstraints(
-        sharding_types=[kind],
-        compute_kernels=["fused_torch"],  # which has no cache: statistics ask for none
-        pooling_factors=[30.0],
-        cache_params=sw.CacheParams(stats=stats),
-    )
-    topology = sw.Topology(2, "cpu")
-    options = enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=BATCH)
-    work = StepWork(options, topology, 1e6)
-    np.testing.assert_allclose((work.lookups().distinct * options.count).sum(), distinct, rtol=1e-6)
-    # Frequent rows lie anywhere among the others.
-    places = np.random.default_rng(1).permutation(rows)[drawn]
-    pages = len(np.unique(places * 64 // 4096))
-    np.testing.assert_allclose((work.lookups().pages * options.count).sum(), pages, rtol=0.03)
-    evenly, _ = options_of(rows, 16, 30, kind)
-    even = StepWork(evenly, topology, 1e6)
-    assert (even.even_rows == evenly.num_rows).all()
-    assert even.updates().amounts()["update_row"].sum() > 1.2 * work.updates().amounts()["update_row"].sum()
-
-
 @pytest.mark.parametrize(("distinct", "ids"), [(100.0, 101.0), (5.0, 4000.0), (1.0, 2.0)])
 def test_even_rows_have_as_many_distinct_ones(distinct: float, ids: float) -> None:
     rows = even_rows(np.array([distinct]), np.array([ids]))
     np.testing.assert_allclose(-rows * np.expm1(-ids / rows), distinct, rtol=1e-6)
-
-
-def test_pages_of_rows_wider_than_one_are_as_many_as_the_rows_however_many_there_are() -> None:
-    one = np.ones(4)
-    rows = np.array([9_776.0, 97_760.0, 9_776.0, 97_760.0])
-    told = even_rows(one * 1_000, one * 1_500)  # of a profile in the first two
-    even = np.where([True, True, False, False], told, rows)
-    work = LookupWork(one * 1_500, rows, even, one, one, one, one * 4_800, one, one > 2, cache_bytes=1e6)
-    np.testing.assert_allclose(work.pages, work.distinct)
-    np.testing.assert_allclose(work.pages[:2], 1_000)
 
 
 def test_pages_of_a_block_of_one_row_on_which_less_than_one_is_expected_are_one() -> None:
@@ -586,45 +389,6 @@ def test_row_map_whose_time_cannot_be_asked_is_named(declared: Any, monkeypatch:
     monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
     with pytest.raises(sw.PlanningError, match=r"row map 'range' of module '.+' failed: .*Error"):
         Engine().estimate(options, topology)
-
-
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
-def test_weights_and_columns_beside_ids_take_as_long_as_ids_of_so_many_bytes(kind: str) -> None:
-    class HasColumns(TellsItsTime):
-        name = "has_columns"
-        asked: Mapping[str, str] = {}
-
-        def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
-            return self.asked
-
-    def routed(**changes: Any) -> Any:
-        options, topology = options_of(1000, 8, 2, kind, kernel="has_columns", **changes)
-        return (StepWork(options, topology, 1e6).amounts()["whole_id"] * options.count).sum()
-
-    ids = 2 * BATCH * 2
-    with installed(HasColumns()):
-        plain, weighted = routed(), routed(is_weighted=True)
-        HasColumns.asked = {"count": "int64", "time": "float32"}
-        both = routed(is_weighted=True)
-    assert plain == ids * (kind == "table_wise")
-    assert [weighted - plain, both - plain] == pytest.approx([ids * 4 / 8, ids * 16 / 8])
-
-
-def test_update_of_weighted_ids_takes_a_quarter_more_an_id_and_no_more_a_row() -> None:
-    def amounts(**changes: Any) -> Mapping[str, Any]:
-        options, topology = options_of(1000, 8, 2, "table_wise", **changes)
-        return amounts_of(StepWork(options, topology, 1e6))
-
-    plain, weighted = amounts(), amounts(is_weighted=True)
-    more = {
-        name: float((weighted[name] / plain[name]).max()) for name in ("update_id", "update_row", "lookup_id")
-    }
-    assert more == pytest.approx({"update_id": 1.25, "update_row": 1.0, "lookup_id": 1.0})
-
-
-def test_machine_document_comes_back_as_it_was_written() -> None:
-    machine = shipped_machine()
-    assert Machine.from_json(machine.to_json()) == machine
 
 
 @pytest.mark.parametrize(
@@ -686,23 +450,6 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
             sw.Topology.from_machine(path, 2, devices)
 
 
-def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path: Path) -> None:
-    path = tmp_path / "machine.json"
-    machine = shipped_machine()
-    path.write_text(machine.to_json())
-    for ranks, origin in ((2, "measured"), (8, "assumed")):
-        topology = sw.Topology.from_machine(path, ranks, local_world_size=2)
-        for name in machine.topology:
-            found = topology.provenance[name]
-            assert (found.value, found.origin) == (machine.topology[name], origin)
-            assert machine.made["processor"] in found.source
-            assert machine.made["date"] in found.source
-            assert ("with 2 ranks, not 8" in found.source) == (ranks == 8)
-    planner = sw.EmbeddingShardingPlanner(topology, 8, progress=False)
-    planner.plan_tables([sw.TableSpec("t", 100, 8)])
-    assert any("with 2 ranks, not 8" in line for line in planner.report.assumption_lines)
-
-
 def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_as_many(
     tmp_path: Path,
 ) -> None:
@@ -725,19 +472,6 @@ def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_a
             sw.InvalidInputError, match=r"machine\.json: topology\.speed has 4 values for 3 ranks"
         ):
             sw.Topology.from_machine(path, ranks)
-
-
-def test_ranks_of_half_the_speed_take_twice_as_long_for_lookups_and_updates_alone() -> None:
-    tables = [sw.TableSpec("t0", 10_000, 32, ["f"]), sw.TableSpec("t1", 400, 16, ["f"])]
-    topology = sw.Topology(4, "cpu", local_world_size=2, speed=[1.0, 1.0, 0.5, 0.5])
-    for estimator in ("engine", "roofline"):
-        space = costed(tables, topology, estimators=(estimator, "weights_and_buffers"))
-        for phase, column in space.phases.items():
-            fast, slow = column.T
-            # What exchanges of whole tables take is told as a part of lookups and updates.
-            is_compute = phase in ("forward_compute", "backward_compute")
-            if is_compute or phase != "exchanges":
-                assert slow == pytest.approx((2 if is_compute else 1) * fast), (estimator, phase)
 
 
 def test_machine_with_an_accelerator_has_its_memory_and_copies_for_ranks_on_it(tmp_path: Path) -> None:

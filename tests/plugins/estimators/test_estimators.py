@@ -8,7 +8,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 
@@ -45,24 +45,6 @@ def test_weights_and_buffers_of_an_empty_shard_are_nothing():
     used = host().estimators.create("weights_and_buffers").estimate(options, topology)["ddr"]
     # One row of two: half of 40 ids, and a vector for each bag that has one.
     assert options.spread(used, 0).tolist() == [64 * 4 + 20 * 8 + 20 * 64 * 4] * 2 + [0, 0]
-
-
-def test_weights_and_buffers_of_half_precision_are_half():
-    topology = Topology(2, "cuda")
-    used = [
-        host().estimators.create("weights_and_buffers").estimate(options, topology)["hbm"][0]
-        for data_type in (DataType.FP32, DataType.FP16)
-        for options in [
-            options_of(
-                TableSpec("t", 1000, 64, ["f"], data_type=data_type),
-                topology,
-                pooling_factors=[0],
-                sharding_types=["table_wise"],
-                compute_kernels=["fused"],
-            )
-        ]
-    ]
-    assert used[0] == 2 * used[1] == 1000 * 64 * 4
 
 
 @pytest.mark.parametrize(("rows", "synchronised"), [(10_000, 2 * 10 * (3 * 8 + 64 * 4)), (7, 7 * 64 * 4)])

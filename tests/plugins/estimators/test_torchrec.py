@@ -30,8 +30,6 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
-from shardwright_plugins.estimators import engine
-from shardwright_plugins.estimators.engine.machine import shipped_machine
 from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.plan_differences.rederived import Rederived
 
@@ -144,25 +142,6 @@ def test_estimator_named_leaves_the_options_and_the_storage_model_as_they_are(na
     assert report.inputs["storage_estimator"]["value"] == "weights_and_buffers"
 
 
-@pytest.mark.parametrize(("device", "default"), [("cpu", "engine"), ("cuda", "torchrec")])
-def test_estimator_named_that_is_the_default_changes_no_plan(device, default, monkeypatch):
-    """Neither the plan nor its value, nor the proof; only that it says that the estimator was given."""
-    monkeypatch.setattr(engine, "processor", lambda: shipped_machine().made["processor"])
-    tables = [TableSpec(f"t{i}", 5000 * (1 + i), (16, 64, 256)[i % 3], ["f"]) for i in range(12)]
-    plans = {}
-    for name in (None, default):
-        planner = EmbeddingShardingPlanner(Topology(4, device, local_world_size=2), 64, estimator=name)
-        plans[name] = planner.plan_tables(tables)
-    assert plans[default] == plans[None]
-    documents = [plans[name].document for name in (None, default)]
-    assert documents[0]["objective"] == documents[1]["objective"]
-    given = [document["inputs"]["estimator"] for document in documents]
-    assert [one["value"] for one in given] == [default, default]
-    assert [one["provenance"] for one in given] == ["assumed", "given"]
-    line = f"time by {default!r}, memory by 'weights_and_buffers', options: all that is offered"
-    assert line in str(planner.report)
-
-
 def test_option_space_is_recorded_and_had_again_from_the_document():
     table = TableSpec("t", 1000, 64, ["f"])
     few = OptionSpace({"table_wise": (), "row_wise": ("fused",)}, min_partition=16)
@@ -177,13 +156,6 @@ def test_option_space_is_recorded_and_had_again_from_the_document():
     offered = [(options.type_of(o).name, options.kernel_of(o).name) for o in range(options.num_options)]
     assert "table_wise" not in [kind for kind, _ in offered]
     assert {kernel for kind, kernel in offered if kind == "row_wise"} == {"fused"}
-
-
-def test_torchrec_constraints_go_before_its_options():
-    plan, _ = plan_of(AS_TORCHREC, sharding_types=["data_parallel"], compute_kernels=["fused"])
-    assert plan.plan[""]["t"].compute_kernel == "fused"
-    plan, _ = plan_of(AS_TORCHREC, sharding_types=["grid_shard"])
-    assert plan.plan[""]["t"].sharding_type == "grid_shard"
 
 
 @pytest.mark.parametrize(
@@ -201,15 +173,3 @@ def test_torchrec_storage_counts_the_optimizer(optimizer, state_bytes):
     planner.plan_tables([table])
     buffers = 8 + 64 * 4
     assert planner.report.result.plan.used_bytes[0, 0] == 1000 * 64 * 4 + state_bytes + buffers
-
-
-def test_torchrec_slower_kernel_takes_longer_to_compute_and_as_long_to_communicate():
-    case = as_data(Case(TABLES[2:3], sharding_types=("table_wise",)))
-    options = our_options(case, Topology(8, "cuda"))
-    times = host().estimators.create("torchrec").estimate(options, Topology(8, "cuda"))
-    names = [options.kernel_of(o).name for o in options.option]
-    assert names == ["fused", "fused_uvm_caching", "fused_uvm"]
-    # 897 GiB/s; a tenth of 0.2 * 897 + 0.8 * 32; a tenth of 32.
-    speeds = [897, 20.5, 3.2]
-    np.testing.assert_allclose(times["forward_compute"] * speeds, times["forward_compute"][0] * 897)
-    assert len(set(times["forward_communication"])) == 1

@@ -236,4 +236,4 @@ def our_options(case: dict[str, Any], topology: Topology) -> Options:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(ask_torchrec(SMALL, sys.argv[1], 600), separators=(",", ":")) + "\n")
+    GOLDEN.write_text(json.dumps(ask_torchrec(SMALL, sys.argv[1]), separators=(",", ":")) + "\n")

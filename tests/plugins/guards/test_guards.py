@@ -175,21 +175,6 @@ def test_optimizer_that_takes_norms_is_refused_by_name_for_parts_on_all_ranks(
     assert f"cut by {cut}" in texts[0]
 
 
-def test_optimizer_that_takes_norms_trains_whole_tables_as_one_process() -> None:
-    one, results = train("table_wise", Lamb)
-    for weights in results:
-        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
-
-
-def test_optimizer_itself_is_left_as_it_was() -> None:
-    parameter = Parameter(torch.ones(2, 2))
-    optimizer = Lamb([parameter])
-    optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    parameter.grad = torch.ones(2, 2)
-    optimizer.step()
-    assert optimizer.num_steps == 1
-
-
 TABLE = sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])
 
 

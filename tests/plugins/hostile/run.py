@@ -1,13 +1,11 @@
-"""Gives the command line hostile documents and arguments, each within a time and a memory, and counts what comes.
+"""Gives the command line hostile documents and arguments, each within a time and a memory, and tells what is wrong.
 
-`python -m tests.plugins.hostile.run --kind plan --count 10000 --seed 1` prints what went wrong, and how often cases
-ended how; several kinds are run one after the other. A case is wrong that ends in anything but a result or an error in
-words, or not in its time and memory; one alone is run by `--first N --count 1 --show`.
+`python -m tests.plugins.hostile.run 10000 1 plan workload` runs 10 000 cases of seed 1 of each kind, and prints those
+that end in anything but a result or an error in words, or not in their time and memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import io
@@ -17,9 +15,7 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +25,7 @@ from attrs import frozen
 from tests.plugins.hostile import named
 from tests.plugins.hostile.mutations import arguments, mutated
 
+from shardwright import ShardingPlan, ShardwrightError
 from shardwright.cli import main
 from shardwright.host import PluginHost, use_host
 
@@ -137,25 +134,36 @@ class Outcome:
         return self.ending not in ("result", "error", "usage")
 
 
+def outcome_of(work: Callable[[], Outcome]) -> Outcome:
+    """What comes of work, whatever it raises."""
+    try:
+        return work()
+    except TooLongError:
+        ending = "time"
+    except MemoryError:
+        ending = "memory"
+    except BaseException:
+        ending = "traceback"
+    return Outcome(ending, traceback.format_exc())
+
+
 def run(*words: object) -> Outcome:
     """One command line, in this process."""
+    return outcome_of(lambda: _run(*words))
+
+
+def _run(*words: object) -> Outcome:
     out, err, code = io.StringIO(), io.StringIO(), 0
-    try:
-        with (
-            mock.patch.object(sys, "argv", ["shardwright", *map(str, words)]),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            mock.patch("shardwright_plugins.commands.demo.command._launched"),
-        ):
+    with (
+        mock.patch.object(sys, "argv", ["shardwright", *map(str, words)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch("shardwright_plugins.commands.demo.command._launched"),
+    ):
+        try:
             main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
-    except TooLongError:
-        return Outcome("time", traceback.format_exc())
-    except MemoryError:
-        return Outcome("memory", traceback.format_exc())
-    except BaseException:
-        return Outcome("traceback", traceback.format_exc())
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0
     return _ended(code, out.getvalue(), err.getvalue())
 
 
@@ -223,28 +231,18 @@ class Cases:
             "diff": ("diff", *chance.sample((path, self._file), 2)),
         }
         yield run(*commands[chance.choice(list(commands))])
-        yield self._comes_back()
+        yield outcome_of(self._comes_back)
 
     def _comes_back(self) -> Outcome:
         """What is read is written, and what is written is read again as the same."""
-        from shardwright import ShardingPlan, ShardwrightError
-
         try:
-            try:
-                text = self._file.read_text(encoding="utf-8-sig")
-                plan = ShardingPlan.from_json(text)
-            except (ShardwrightError, UnicodeDecodeError) as error:
-                return Outcome("error", str(error))
-            again = ShardingPlan.from_json(plan.to_json())
-            str(plan)
-            same = again == plan and json.loads(again.to_json()) == json.loads(plan.to_json())
-            return Outcome("result" if same else "another plan comes back", plan.to_json()[:2000])
-        except TooLongError:
-            return Outcome("time", traceback.format_exc())
-        except MemoryError:
-            return Outcome("memory", traceback.format_exc())
-        except Exception:
-            return Outcome("traceback", traceback.format_exc())
+            plan = ShardingPlan.from_json(self._file.read_text(encoding="utf-8-sig"))
+        except (ShardwrightError, UnicodeDecodeError) as error:
+            return Outcome("error", str(error))
+        again = ShardingPlan.from_json(plan.to_json())
+        str(plan)
+        same = again == plan and json.loads(again.to_json()) == json.loads(plan.to_json())
+        return Outcome("result" if same else "another plan comes back", plan.to_json()[:2000])
 
     def _named_case(self, name: str) -> Iterator[Outcome]:
         words = named.write(named.CASES[name], self._file, self._plans[1], self._workload)
@@ -348,59 +346,28 @@ def plugins() -> PluginHost:
     )
 
 
-def count(kind: str, *, first: int, number: int, seed: int, show: bool) -> dict[str, Any]:
-    """Run cases, print those that are wrong, and count how they ended."""
-    endings: Counter[str] = Counter()
-    wrong: list[int] = []
-    slowest = (0.0, -1)
+def wrong_of(kind: str, number: int, seed: int) -> list[int]:
+    """Run cases of a kind, print what comes of those that are wrong, and give their numbers."""
+    wrong = []
     with tempfile.TemporaryDirectory() as folder:
         cases = Cases(kind, seed, Path(folder))
-        for index in range(first, first + number):
-            start = time.monotonic()
+        for index in range(number):
             print(f"case {index}", file=sys.stderr)
+            outcomes: list[Outcome] = []
             with within(SECONDS):
-                outcomes = _outcomes(cases, index)
-            slowest = max(slowest, (round(time.monotonic() - start, 2), index))
-            endings.update(outcome.ending for outcome in outcomes)
-            faults = [outcome for outcome in outcomes if outcome.is_wrong]
-            for outcome in outcomes if show else faults:
+                try:
+                    outcomes.extend(cases.run(index))
+                except TooLongError:  # between two commands
+                    outcomes.append(Outcome("time", traceback.format_exc()))
+            if faults := [outcome for outcome in outcomes if outcome.is_wrong]:
+                wrong.append(index)
+            for outcome in faults:
                 print(f"{kind} case {index} of seed {seed}: {outcome.ending}\n{outcome.text[-3000:]}")
-            wrong += [index] if faults else []
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    return {
-        **{"kind": kind, "seed": seed, "cases": number, "wrong": wrong, "endings": dict(endings)},
-        **{"slowest_s": slowest[0], "slowest_case": slowest[1], "peak_mib": peak},
-    }
-
-
-def _outcomes(cases: Cases, index: int) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    try:
-        for outcome in cases.run(index):
-            outcomes.append(outcome)
-    except TooLongError:  # between two commands
-        outcomes.append(Outcome("time", traceback.format_exc()))
-    return outcomes
-
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """The script's own arguments."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, nargs="+", required=True)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", action="store_true", help="print every outcome")
-    return parser.parse_args(words)
+    return wrong
 
 
 if __name__ == "__main__":
-    asked, is_wrong = parse(), False
+    number, seed, *kinds = sys.argv[1:]
     with use_host(plugins()):
         limit_memory(MEMORY_BYTES)
-        for kind in asked.kind:
-            number = len(named.CASES) - asked.first if kind == "named" else asked.count
-            found = count(kind, first=asked.first, number=number, seed=asked.seed, show=asked.show)
-            print(json.dumps(found))
-            is_wrong |= bool(found["wrong"])
-    sys.exit(is_wrong)
+        print(json.dumps({kind: wrong_of(kind, int(number), int(seed)) for kind in kinds}))

@@ -13,11 +13,10 @@ import torch
 from attrs import evolve
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 from tests.errors import raises
-from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
+from tests.plugins.compute_kernels.loops import kernel_of
 from tests.plugins.optimizers import strangers
 
 from shardwright import (
-    Bags,
     DataType,
     InvalidInputError,
     KernelRequest,
@@ -26,7 +25,6 @@ from shardwright import (
     UnknownNameError,
     UnsupportedError,
     optimizer_spec_of,
-    spec_to_torch,
 )
 from shardwright.optim.by_rows import RuleOptimizer
 from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import rounded
@@ -185,16 +183,6 @@ def test_rule_equals_its_papers_formula(
     )
 
 
-def test_rows_without_a_gradient_are_left_alone() -> None:
-    own = torch.nn.Parameter(weights())
-    optimizer = RuleOptimizer([own], OptimizerSpec("lamb", RATE, {"weight_decay": 0.1}))
-    own.grad = gradients()[0]
-    own.grad[2:] = 0
-    optimizer.step()
-    assert torch.equal(own[2:], weights()[2:])
-    assert not (own[:2] == weights()[:2]).any()
-
-
 @pytest.mark.parametrize(
     ("spec", "error", "text"),
     [
@@ -234,12 +222,6 @@ def test_norms_of_weights_are_not_taken_of_cut_columns(name: str) -> None:
         assert kernel_of(kernel).supports(evolve(request, num_columns=8)) is True
 
 
-def test_fbgemm_refuses_what_it_has_not_built_in() -> None:
-    request = KernelRequest("cpu", DataType.FP32, 8, 8, on_this_machine=True)
-    for spec in (OptimizerSpec("lamb"), OptimizerSpec("sgd", 0.1, {"momentum": 0.9})):
-        assert kernel_of("fused").supports(evolve(request, optimizer=spec)) is not True
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_stochastic_rounding_keeps_the_mean_and_goes_to_a_neighbour(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -255,22 +237,6 @@ def test_stochastic_rounding_keeps_the_mean_and_goes_to_a_neighbour(dtype: torch
     special = torch.tensor([[0.0, -1.5, float("inf"), float("nan")]])
     assert torch.equal(rounded(special, dtype, torch.arange(1), 1).isnan(), special.isnan())
     assert rounded(special, dtype, torch.arange(1), 1)[0, :3].tolist() == special[0, :3].tolist()
-
-
-def test_small_updates_of_halves_are_not_lost_with_stochastic_rounding() -> None:
-    moved = {}
-    for rounds in (False, True):
-        spec = OptimizerSpec("sgd", 1e-5, {"stochastic_rounding": rounds})
-        blocks = [block_spec(500, 8, optimizer=spec, data_type="BF16")]
-        lookup = kernel_of("fused_torch").build(blocks, device=CPU)
-        lookup.weight(0).fill_(1.0)
-        bags = Bags(torch.arange(500), torch.ones(500, dtype=torch.int32), None, ((500,),))
-        for _ in range(20):
-            _, saved = lookup.forward(bags, training=True)
-            lookup.backward(saved, torch.ones(500 * 8))
-        moved[rounds] = 1 - float(lookup.weight(0).float().mean())
-    assert moved[False] == 0
-    assert moved[True] == pytest.approx(20 * 1e-5, rel=0.5)
 
 
 def test_copies_round_alike() -> None:
@@ -311,13 +277,3 @@ def test_states_of_rows_and_elements_load_under_another_plan(kernel: str) -> Non
     case = Case(tables, (3, 2), "partial_row_wise_adam")
     moved = [evolve(table, sharding_type="table_wise") for table in tables]
     check_checkpoint("table_wise", case, evolve(case, tables=moved))
-
-
-def test_fused_params_reach_the_unsharded_optimizer_with_all_parameters() -> None:
-    spec = OptimizerSpec.from_fused_params({"optimizer": "lars", "lr": 0.2, "eta": 0.5})
-    made = spec_to_torch(spec, [torch.nn.Parameter(weights())])
-    assert {name: made.param_groups[0][name] for name in ("lr", "eta", "momentum")} == {
-        "lr": 0.2,
-        "eta": 0.5,
-        "momentum": 0.9,
-    }

@@ -14,7 +14,6 @@ from tests.plugins.parts.brought import host_with, host_without
 from torch import nn
 
 import shardwright as sw
-from shardwright.contracts.extension import Resharded
 from shardwright.host import use_host
 from shardwright.optim.fused import renaming
 from shardwright_testing import run_simulated
@@ -63,13 +62,6 @@ def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
     assert torch.equal(model(batch), model.module(batch))
 
 
-def test_dense_part_without_a_plugin_is_refused() -> None:
-    with use_host(host_without("builtin_dense_part")), pytest.raises(sw.UnknownPluginError):
-        sharded()
-    with use_host(host_without("builtin_dense_part")):
-        sharded(init_data_parallel=False)
-
-
 def test_model_without_a_dense_part_needs_no_plugin_that_would_wrap_it() -> None:
     with use_host(host_without("builtin_dense_part")):
         model = sharded(Model().bags)
@@ -108,11 +100,6 @@ def test_sharding_group_is_what_a_plugin_brings() -> None:
     assert asked == [(4, options)]
 
 
-def test_sharding_group_without_a_plugin_is_refused() -> None:
-    with use_host(host_without("builtin_sharding_groups")), pytest.raises(sw.UnknownPluginError):
-        sw.Topology(8, "cpu").sharding_group(4)
-
-
 def test_norm_of_a_gradient_over_ranks_is_refused_without_a_plugin() -> None:
     gradient = gradient_of_a_table()
     expected = gradient.to_local().norm()
@@ -123,14 +110,6 @@ def test_norm_of_a_gradient_over_ranks_is_refused_without_a_plugin() -> None:
     ):
         gradient.norm()
     assert float(gradient.mul_(2.0).norm()) == pytest.approx(2 * float(expected))
-
-
-def test_norms_and_torch_optimizers_stay_where_the_built_in_kernels_are_off() -> None:
-    gradient = gradient_of_a_table()
-    with use_host(host_without("builtin_compute_kernels")):
-        assert float(gradient.norm()) == pytest.approx(float(gradient.to_local().norm()))
-        assert sw.host.host().extensions["names:optimizers"].help
-        assert "adam" in sw.host.host().optimizers
 
 
 def test_operator_of_gradients_that_two_plugins_bring_is_an_error_whatever_their_order() -> None:
@@ -242,29 +221,10 @@ def test_optimizer_of_torch_that_two_plugins_bring_otherwise_is_an_error_that_na
             sw.optimizer_spec_of(weight)
 
 
-def test_optimizer_whose_plugin_is_off_is_refused_with_the_plugin() -> None:
-    spec, optimizers = sw.OptimizerSpec("sgd"), host_without("builtin_optimizers").optimizers
-    assert "only none. Not loaded: 'builtin_optimizers' " in str(sw.contracts.RowRule.of(spec, optimizers))
-
-
 def model_and_other_plan() -> tuple[sw.DistributedModelParallel, sw.ShardingPlan]:
     model = sharded(Model().bags)
     rules = {"item": sw.ParameterConstraints(sharding_types=["row_wise"])}
     return model, sw.EmbeddingShardingPlanner(constraints=rules).collective_plan(model, env=model.env)
-
-
-def test_reshard_is_what_a_plugin_brings() -> None:
-    model, plan = model_and_other_plan()
-    asked: list[Any] = []
-
-    def reshard(*args: Any, **limits: Any) -> Resharded:
-        asked.append((args, limits))
-        return Resharded(("item",))
-
-    with use_host(host_with("method:reshard", reshard, "builtin_resharding")):
-        assert model.reshard(plan, piece_bytes=7) == Resharded(("item",))
-    assert asked == [((model, plan, ()), {"max_extra_bytes": None, "piece_bytes": 7})]
-    assert model.plan is plan
 
 
 def test_reshard_without_a_plugin_or_to_what_is_no_plan_is_refused() -> None:

@@ -1,6 +1,9 @@
+"""Differences of plans, what explains a plan's choices, and what a check finds."""
+
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,12 +11,15 @@ import pytest
 from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.planning.conftest import Cells, Weights, WithBound
 
 from shardwright import (
     Block,
     ComputeKernel,
     EmbeddingModuleShardingPlan,
+    EmbeddingShardingPlanner,
     Layout,
+    ParameterConstraints,
     ParameterSharding,
     PlanError,
     RowMap,
@@ -23,10 +29,14 @@ from shardwright import (
     ShardingPlan,
     TableSpec,
     Topology,
+    UnknownNameError,
+    check_plan,
 )
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.plan_differences import compare
+from shardwright_plugins.plan_differences.check import restate
 from shardwright_plugins.plan_differences.compare import compare_plans
+from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
 
 RANKS = 3
 
@@ -103,11 +113,6 @@ def whole(rank, rows=10, dim=8):
     return Layout([Block(table.all_rows, table.all_columns, rank)])
 
 
-def test_compare_equal_plans_have_no_change():
-    found = compare_plans(plan_of(whole(1)), plan_of(whole(1)))
-    assert (found.changes, found.num_equal, found.moved_bytes) == ((), 1, 0)
-
-
 def test_compare_another_kernel_moves_nothing_and_is_a_change():
     other = ShardingPlan({"": EmbeddingModuleShardingPlan(t=ParameterSharding("any", "thorough", whole(1)))})
     (change,) = compare_plans(plan_of(whole(1)), other).changes
@@ -134,27 +139,6 @@ def test_compare_tables_of_another_size_raises():
         compare_plans(plan_of(whole(0)), plan_of(whole(0, rows=9)))
 
 
-def test_compare_values_are_those_of_the_documents():
-    first, second = (plan_of(whole(0), objective={"value_ms": value}) for value in (3.0, 2.0))
-    assert compare_plans(first, second).values_ms == (3.0, 2.0)
-    assert json.dumps(compare_plans(first, plan_of(whole(0))).values_ms) == "[3.0, null]"
-
-
-def test_compare_of_rows_dealt_out_of_the_largest_table_ends():
-    """Counted by arithmetic: the rows are more than any memory holds."""
-    rows = (1 << 63) - 1
-    table = TableSpec("t", rows, 8)
-
-    def dealt(parts):
-        row_map = RowsModulo(rows, parts=parts)
-        return Layout([Block(part, table.all_columns, rank) for rank, part in enumerate(row_map)])
-
-    found = compare_plans(plan_of(dealt(2), "a"), plan_of(dealt(3), "b"))
-    # Of every 6 rows, rank 0 keeps row 0, rank 1 keeps row 1, and rank 2 had none.
-    kept = len(range(0, rows, 6)) + len(range(1, rows, 6))
-    assert found.moved_bytes == 4 * 8 * (rows - kept)
-
-
 def moved_between_hosts(**document):
     """A table of 10 x 8 elements on ranks 0 and 1, that goes to ranks 1 and 2, of two on a host."""
     table = TableSpec("t", 10, 8)
@@ -177,14 +161,6 @@ def test_moves_are_told_by_link_and_rank():
 def test_moves_take_the_time_of_the_slowest_rank():
     # Rank 1 gets 160 B inside the host and sends 160 B to the other; all of it goes through its memory twice.
     assert moved_between_hosts().ms == pytest.approx(160 / 10 + 2 * 320 / 1000)
-
-
-def test_what_stays_on_its_rank_is_no_traffic():
-    cut = TableSpec("t", 10, 8)
-    halves = Layout([Block(cut.all_rows, cut.columns(*span), 1) for span in ((0, 4), (4, 8))])
-    moves = compare_plans(plan_of(whole(1), "a"), plan_of(halves, "b")).moves
-    assert moves.by_link == {"same_rank": 320, "intra_host": 0, "inter_host": 0}
-    assert (moves.sent_bytes, moves.by_rank) == (0, {})
 
 
 @pytest.mark.parametrize(
@@ -215,3 +191,185 @@ def test_difference_is_json_data():
     assert moves["bytes"]["inter_host"] == 160
     data = compare_plans(plan_of(whole(0)), plan_of(whole(1))).to_data()
     assert json.loads(json.dumps(data))["reshard"]["ranks"]["1"] == {"sent_bytes": 0, "received_bytes": 320}
+
+
+TABLES = [
+    TableSpec("a", 10, 8, ["f"]),
+    TableSpec("b", 100, 8, ["g"], module="tower"),
+    TableSpec("c", 3, 8, ["h"]),
+]
+
+
+def planned(cap=100_000, proposer=None, speed=None, **rules):
+    constraints = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
+    topology = Topology(2, "cpu", ddr_cap=cap, speed=speed)
+    planner = EmbeddingShardingPlanner(topology, 64, constraints=constraints, proposer=proposer)
+    return ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
+
+
+def value_with(explained, **rules):
+    """The value of a plan in which table b has one option, wherever its shards may go; all others have theirs."""
+    taken = planned()
+    fixed = {
+        path: {
+            "sharding_types": [sharding.sharding_type],
+            "compute_kernels": [sharding.compute_kernel],
+            "ranks": sorted(set(sharding.ranks)),
+        }
+        for module, tables in taken.plan.items()
+        for path, sharding in tables.items()
+        if path != "b"
+    }
+    rule = {"sharding_types": [explained.sharding_type], "compute_kernels": [explained.compute_kernel]}
+    return planned(**fixed, b=rule).document["objective"]["value_ms"]
+
+
+def test_explain_values_are_those_of_plans_with_that_option():
+    explanation = explain_table(planned(), "tower.b")
+    options = {
+        (o.sharding_type, o.compute_kernel): o for o in explanation.others if o.sharding_type == "whole"
+    }
+    assert options
+    for option in options.values():
+        assert value_with(option) == pytest.approx(option.value_ms)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rank_of_a"), [({"ranks": [1]}, 0), ({"together": "x"}, 1), ({"apart": "x"}, 0)]
+)
+def test_explain_keeps_the_rules_on_ranks(asked, rank_of_a):
+    """Without rules the partitioner takes the first rank with room."""
+    others = {
+        name: {"sharding_types": ["whole"], "compute_kernels": ["plain"], "ranks": [0]} for name in "ac"
+    }
+    others["a"] |= {"ranks": [rank_of_a], **({} if "ranks" in asked else asked)}
+    explanation = explain_table(planned(**others, b=asked), "b")
+    found = [own for own in explanation.others if math.isfinite(own.value_ms)]
+    assert found
+    for own in [*found, explanation.chosen]:
+        rule = {"sharding_types": [own.sharding_type], "compute_kernels": [own.compute_kernel], **asked}
+        again = planned(**others, b=rule).document["objective"]["value_ms"]
+        assert own.value_ms == pytest.approx(again), own.name
+
+
+def test_explain_options_without_room_say_what_is_short():
+    # b takes 3200 bytes whole, 1600 on each rank cut; "thorough" takes twice that.
+    explanation = explain_table(planned(cap=3000), "b")
+    whole = [option for option in explanation.others if option.name == "whole / plain"]
+    assert [math.isinf(option.value_ms) for option in whole] == [True]
+    assert whole[0].reason == "does not fit: a shard needs 3.1 KiB of ddr, no rank has more than 2.5 KiB"
+
+
+def test_explain_refusals_and_constraints_are_told():
+    lines = explanation_lines(explain_table(planned(b={"sharding_types": ["slices"], "ranks": [0, 1]}), "b"))
+    assert lines[0].startswith("'tower.b' (100 x 8 FP32): slices")
+    assert ", 2 shards, " in lines[0]
+    assert ", 1 shard, " in explanation_lines(explain_table(planned(b={"sharding_types": ["whole"]}), "b"))[0]
+    assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
+
+
+def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
+    monkeypatch.setattr(
+        "shardwright_plugins.plan_differences.check.why_unproven",
+        lambda space, bound, certificate, registry: "",
+    )
+    document = json.loads(planned().to_json())
+    document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert "is above the plan's own value" in problem
+
+
+def test_explain_name_of_several_tables_raises_with_their_paths():
+    tables = [TableSpec("a", 10, 8, ["f"], module=module) for module in ("x", "y")]
+    made = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=100_000), 64).plan_tables(tables)
+    plan = ShardingPlan.from_json(made.to_json())
+    with pytest.raises(UnknownNameError, match=r"2 tables of the plan are named 'a': 'x\.a', 'y\.a'"):
+        explain_table(plan, "a")
+    assert explain_table(plan, "y.a").table.module == "y"
+
+
+DAMAGES = [
+    lambda inputs: inputs["tables"].update(value=None),
+    lambda inputs: inputs["tables"].update(value=3),
+    lambda inputs: inputs["batch_size"].update(value="64"),
+    lambda inputs: inputs.update(estimator=[]),
+    lambda inputs: inputs.update(constraints=3),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_check_and_explain_of_damaged_inputs_raise_saying_so(damage):
+    """What is edited in a document is found where it is read, what is made in Python where it is asked."""
+    document = json.loads(planned().to_json())
+    damage(document["inputs"])
+    with pytest.raises(PlanError, match=r"the plan document: inputs\."):
+        ShardingPlan.from_json(json.dumps(document))
+    plan = ShardingPlan(planned().plan, document)
+    for ask in (check_plan, lambda plan: explain_table(plan, "a")):
+        with pytest.raises(PlanError, match=r"the plan document's inputs"):
+            ask(plan)
+
+
+def test_compare_of_damaged_inputs_raises_saying_so():
+    document = json.loads(planned().to_json())
+    document["inputs"]["tables"] = 3
+    with pytest.raises(PlanError, match="inputs are not as a planner writes them"):
+        compare_plans(planned(), ShardingPlan(planned().plan, document))
+
+
+def test_restate_drops_a_bound_that_is_not_proven():
+    document = json.loads(planned().to_json())
+    document["objective"]["lower_bound_ms"] *= 1.5
+    plan = ShardingPlan.from_json(json.dumps(document))
+    again = restate(plan, check_plan(plan))
+    assert check_plan(again).problems == []
+    objective = again.document["objective"]
+    assert (objective["lower_bound_ms"], objective["gap"]) == (0.0, None)
+    assert "certificate" not in objective
+
+
+def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():
+    document = json.loads(planned(proposer=WithBound()).to_json())
+    document["objective"]["gap"] += 0.25
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert problem.startswith("the document says gap = 0.")
+
+
+def test_explain_and_check_of_a_document_without_inputs_raise():
+    plan = planned()
+    bare = ShardingPlan(plan.plan, {key: value for key, value in plan.document.items() if key != "inputs"})
+    for ask in (check_plan, lambda plan: explain_table(plan, "a")):
+        with pytest.raises(PlanError, match=r"has no inputs\.tables"):
+            ask(bare)
+
+
+def test_check_of_a_plan_with_other_tables_than_its_inputs_raises():
+    plan = planned()
+    del plan.plan[""]["a"]
+    with pytest.raises(PlanError, match=r"tables in inputs\.tables that are not in modules: 'a'"):
+        check_plan(plan)
+
+
+class AtSpeed(Cells):
+    """Cells looked up at the ranks' speed."""
+
+    name = "at_speed"
+
+    def estimate(self, options, topology):
+        return {"forward": super().estimate(options, topology)["forward"] / topology.speed}
+
+
+def test_explain_times_are_those_of_shards_on_their_ranks_where_ranks_are_of_unlike_speed(host_with):
+    topology = Topology(2, "cpu", ddr_cap=100_000, speed=[0.25, 1.0])
+    rules = {"b": ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"], ranks=[0])}
+    with host_with(estimators=[AtSpeed, Weights]):
+        planner = EmbeddingShardingPlanner(topology, 64, constraints=rules)
+        plan = ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
+        chosen, others = explain_table(plan, "b").chosen, explain_table(plan, "c").others
+    # 64 samples, 100 rows of 8 columns, on the rank of a quarter of the speed.
+    assert (chosen.total_ms, chosen.largest_ms) == pytest.approx((64 * 800 / 1000 / 0.25,) * 2)
+    # Two rows of 8 columns there, and one on the other rank.
+    cut = next(option for option in others if option.name.startswith("slices") and "plain" in option.name)
+    assert (cut.total_ms, cut.largest_ms) == pytest.approx(
+        (64 * 8 * (2 / 0.25 + 1) / 1000, 64 * 16 / 1000 / 0.25)
+    )

@@ -21,12 +21,9 @@ from tests import readme
 import shardwright
 from shardwright.cli import main
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.machines import host_memory
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
-from shardwright.planning.proofs import checked_by
 from shardwright.planning.search.placement import Placed
-from shardwright.planning.text import percent_at_most
 from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.proposers.proving.search import Search
 
@@ -123,66 +120,10 @@ def test_plan_each_option_reaches_the_planner(workload, tmp_path):
     assert {("proposers", "uniform"), ("partitioners", "memory_balanced")} <= parts
 
 
-def test_plan_for_cpus_has_this_machines_memory_and_says_so(workload, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "host_memory_bytes", lambda: 24 << 30)
-    path = tmp_path / "plan.json"
-
-    def planned_memory(*options):
-        text = run("plan", workload, "--ranks", "4", *options, "--output", path).stdout
-        return json.loads(path.read_text())["inputs"]["ddr_cap"], text
-
-    found, text = planned_memory("--device", "cpu", "--local", "2")
-    assert found == {"value": 12 << 30, "provenance": "detected"}
-    assert text.partition("detected on this machine:\n")[2] == "  ddr_cap = 12.0 GiB\n"
-    assert planned_memory("--device", "cpu")[0]["value"] == 6 << 30
-    assert planned_memory("--device", "cpu", "--ddr-gib", "1")[0] == {"value": 1 << 30, "provenance": "given"}
-    found, text = planned_memory("--hbm-gib", "1")  # machines with GPUs are elsewhere
-    assert found["provenance"] == "assumed"
-    assert "detected" not in text
-
-
-def test_plan_says_measured_of_nothing_that_was_not(workload, tmp_path):
-    path = tmp_path / "plan.json"
-    run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
-    document = json.loads(path.read_text())
-    inputs = document["inputs"]
-    assert document["topology"]["compute_device"] == "cpu"
-    assert {name for name, data in inputs.items() if data["provenance"] == "measured"} == {"seconds"}
-    sources = [data.get("source", "") for data in inputs.values() if data["provenance"] == "assumed"]
-    assert [source for source in sources if source.startswith("measured")] == []
-
-
-@pytest.mark.parametrize(("option", "replicas"), [((), 4), (("--inter-host-averaging",), 1)])
-def test_plan_for_a_sharding_group_says_what_averaging_takes(workload, tmp_path, option, replicas):
-    output = tmp_path / "plan.json"
-    ranks = ["--ranks", "64", "--local", "8", "--sharding-group", "16", "--sync-every", "20"]
-    text = run("plan", workload, *ranks, *option, "--proposer", "greedy", "--output", output).stdout
-    assert "4 sharding groups of 16 ranks with such a plan, averaged every 20 steps" in text
-    topology = json.loads(output.read_text())["topology"]
-    assert topology["world_size"] == 16
-    assert topology["replicas"] == {"num_groups": 4, "sync_every": 20, "local_replicas": replicas}
-
-
 @pytest.mark.parametrize("option", [("--sync-every", 20), ("--inter-host-averaging",)])
 def test_plan_option_of_sharding_groups_without_a_group_is_refused(workload, option):
     done = run("plan", workload, "--ranks", 64, *option, code=1)
     assert "are of sharding groups: give --sharding-group RANKS too" in done.stderr
-
-
-def test_plan_document_has_the_documented_parts(planned):
-    document = json.loads(planned().read_text())
-    assert (document["format"], document["version"]) == ("shardwright-plan", 1)
-    objective = document["objective"]
-    assert objective["lower_bound_ms"] <= objective["value_ms"]
-    assert objective["gap"] == pytest.approx(objective["value_ms"] / objective["lower_bound_ms"] - 1)
-    inputs = document["inputs"]
-    assert inputs["batch_size"] == {"value": 64, "provenance": "given"}
-    assert inputs["hbm_cap"] == {"value": 1 << 30, "provenance": "given"}
-    assert inputs["storage_reservation"]["provenance"] == "assumed"
-    assert inputs["seconds"]["value"] > 0
-    assert inputs["constraints"]["value"]["item"] == {"pooling_factors": [1.0, 20.0]}
-    assert list(document["modules"][""]) == [table["name"] for table in WORKLOAD["tables"]]
-    assert all({"kind", "name", "distribution", "version"} == set(plugin) for plugin in document["plugins"])
 
 
 def test_plan_check_explain_and_diff_import_no_torch(workload, tmp_path):
@@ -205,30 +146,6 @@ assert not {{"torch", "fbgemm_gpu"}} & set(sys.modules)
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.html").exists()
-
-
-def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
-    constraints = tmp_path / "constraints.json"
-    rules = {
-        "user": {"sharding_types": ["row_wise"]},
-        "t*": {"ranks": 3},
-        "*": {"compute_kernels": ["fused"]},
-    }
-    constraints.write_text(json.dumps(rules))
-    document = json.loads(
-        planned(
-            "--constraints", constraints, "--proposer", "greedy", "--partitioner", "greedy_perf"
-        ).read_text()
-    )
-    assert entry(document, "user")["sharding_type"] == "row_wise"
-    assert {shard["rank"] for i in range(6) for shard in entry(document, f"t{i}")["shards"]} == {3}
-    assert {table["compute_kernel"] for table in document["modules"][""].values()} == {"fused"}
-    names = {(plugin["kind"], plugin["name"]) for plugin in document["plugins"]}
-    assert {("proposers", "greedy"), ("partitioners", "greedy_perf")} <= names
-    assert document["inputs"]["constraints"]["value"]["user"] == {
-        "sharding_types": ["row_wise"],
-        "pooling_factors": [3.0],
-    }
 
 
 @pytest.mark.parametrize(
@@ -258,25 +175,6 @@ def test_plan_constraints_that_cannot_be_kept_are_told_without_traceback(workloa
     assert done.stderr.startswith("error: ")
     assert text in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("{", "is no JSON"),
-        ("[]", "the workload must be an object, got []"),
-        ('{"tables": []}', "tables must have 1 item at least, got []"),
-        ('{"tables": [{"name": "a", "embedding_dim": 4}]}', "table 0 ('a') has no 'num_embeddings'"),
-        (
-            '{"tables": [{"name": "a", "num_embeddings": 0, "embedding_dim": 4}]}',
-            "num_embeddings must be 1 at least, got 0",
-        ),
-    ],
-)
-def test_plan_file_that_is_no_workload_is_told(tmp_path, text, told):
-    path = tmp_path / "wrong.json"
-    path.write_text(text)
-    assert told in run("plan", path, *PLAN, code=1).stderr
 
 
 def test_plan_of_a_missing_file_is_told(tmp_path):
@@ -346,18 +244,6 @@ def test_plan_of_a_table_of_very_many_columns_ends(tmp_path):
     assert "no plan: table 'wide'" in run("plan", path, *PLAN, code=1).stderr
 
 
-def test_check_of_a_plan_with_codecs_of_the_tables_own_adds_up(tmp_path):
-    tables = [
-        {**table("user", 200_000, 64, 3.0), "qcomms_config": {"forward_precision": "fp16"}},
-        table("item", 50_000, 64, 20.0),
-    ]
-    path, made = tmp_path / "codecs.json", tmp_path / "plan.json"
-    path.write_text(json.dumps({"tables": tables}))
-    run("plan", path, *PLAN, "--output", made)
-    assert entry(json.loads(made.read_text()), "user")["qcomms_config"] == {"forward_precision": "fp16"}
-    assert "proven again" in run("check", made).stdout
-
-
 @pytest.mark.parametrize(("rule", "leaves_out"), [({"apart": "x"}, True), ({"ranks": [0, 1]}, False)])
 def test_plan_under_rules_on_ranks_says_if_the_bound_leaves_them_out(workload, tmp_path, rule, leaves_out):
     constraints = tmp_path / "constraints.json"
@@ -390,22 +276,6 @@ def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
     assert "cannot be made with read=5000000.0: got an unexpected keyword argument 'read'" in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])
-def test_check_of_a_planned_document_proves_its_bound(planned, options):
-    path = planned(*options)
-    objective = json.loads(path.read_text())["objective"]
-    told = run("check", path).stdout
-    assert "8 tables: each row and column is covered once, and everything fits" in told
-    assert f"value: {objective['value_ms']:.6g} ms" in told
-    assert objective["lower_bound_ms"] > 0
-    by = checked_by(objective["certificate"])
-    gap = percent_at_most(objective["gap"])  # as the plan's report says it
-    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again, {by}; gap {gap}" in told
-    inputs = json.loads(path.read_text())["inputs"].values()
-    assumed = sum(data["provenance"] == "assumed" for data in inputs)
-    assert told.splitlines()[2].endswith(f" under {assumed} assumed values")
-
-
 def raise_bound(document):
     for name in ("lower_bound_ms", "value_ms"):
         document["objective"][name] = document["objective"]["value_ms"] * 1.5
@@ -435,31 +305,6 @@ def pile_up(document):
 def test_check_of_a_document_that_claims_too_much_says_so(planned, change, text):
     done = run("check", edit(planned(), change), code=1)
     assert text in done.stdout
-
-
-def test_check_of_constraints_that_an_edit_broke_says_so(planned, tmp_path):
-    constraints = tmp_path / "constraints.json"
-    constraints.write_text(json.dumps({"user": {"ranks": [1], "sharding_types": ["table_wise"]}}))
-    path = planned("--constraints", constraints)
-    moved = edit(path, lambda d: entry(d, "user")["shards"][0].update(rank=2))
-    assert (
-        "the constraints are not kept: table 'user' has shards on ranks" in run("check", moved, code=1).stdout
-    )
-
-
-def test_check_of_shards_that_no_option_has_says_whose(planned, tmp_path):
-    constraints = tmp_path / "constraints.json"
-    constraints.write_text(json.dumps({"user": {"sharding_types": ["row_wise"]}}))
-
-    def cut_unevenly(document):
-        shards = entry(document, "user")["shards"]
-        shards[0]["rows"], shards[1]["rows"] = [0, 10], [10, shards[1]["rows"][1]]
-
-    path = edit(planned("--constraints", constraints), cut_unevenly)
-    assert (
-        "table 'user' (200_000 x 64 FP32): no option has the plan's 4 shards"
-        in run("check", path, code=1).stdout
-    )
 
 
 def test_explain_names_the_option_the_runner_up_and_what_ruled_others_out(planned):
@@ -596,14 +441,3 @@ def test_page_example_of_constraints_leaves_a_plan(tmp_path):
     (tmp_path / "constraints.json").write_text(example[1])
     plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--hbm-gib", 16]
     assert "fits" in run(*plan, "--constraints", tmp_path / "constraints.json").stdout
-
-
-def test_plan_of_constraints_that_leave_nothing_names_no_key_that_is_not_there(tmp_path):
-    (tmp_path / "tables.json").write_text(readme.source("tables.json", PLAN_PAGE))
-    rules = {"user_*": {"sharding_types": ["row_wise"]}, "*": {"apart": "all"}}
-    (tmp_path / "constraints.json").write_text(json.dumps(rules))
-    plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--constraints", tmp_path / "constraints.json"]
-    told = run(*plan, code=1).stderr
-    assert "sharding_types=['row_wise'], apart=" in told
-    assert "Loosen what is asked of 'user_id', or change what the refusals name" in told
-    assert "constraints['user_id']" not in told

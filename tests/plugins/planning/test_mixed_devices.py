@@ -130,29 +130,6 @@ def test_cold_tables_are_on_cpus_and_hot_ones_on_devices(objective, estimator):
     )
 
 
-def test_kernels_run_on_the_device_of_the_rank():
-    plan, report = planned([*COLD, *HOT], topology(hbm=4 * GIB), constraints=IDS)
-    options = report.space.options
-    for table, option in enumerate(report.plan.proposal.tolist()):
-        sharding = plan.plan[""][options.all_tables[table].name]
-        on_ranks = [sharding.device_on(rank) for rank in sharding.ranks]
-        assert options.devices_of(option) == on_ranks
-    assert "rank:2/cpu" in str(plan)
-    assert "/cuda:" in str(plan)
-
-
-def test_copies_are_on_every_rank_by_a_kernel_that_runs_on_both_devices():
-    rule = {"*": ParameterConstraints(sharding_types=["data_parallel"])}
-    plan, report = planned(HOT[:1], topology(), constraints=rule, objective="serving")
-    sharding = plan.plan[""]["hot_0"]
-    assert sharding.ranks == [0, 1, 2]
-    assert report.space.options.devices_of(int(report.plan.proposal[0])) == MIXED
-    assert "cuda and cpu, a copy on each" in str(plan)
-    numba = {"*": attrs.evolve(rule["*"], compute_kernels=["fused_numba"])}
-    with pytest.raises(PlanningError, match="Numba's loops run on the CPU"):
-        planned(HOT[:1], topology(), constraints=numba)
-
-
 def test_device_group_keeps_a_table_on_its_ranks():
     for device, ranks in (("cpu", {2}), ("cuda", {0, 1})):
         rule = {"*": ParameterConstraints(device_group=device, sharding_types=["row_wise"])}
@@ -177,21 +154,6 @@ def test_document_says_the_device_of_each_rank_and_sees_a_shard_on_the_wrong_one
     problems = check_plan(moved).problems
     assert any("cold_0" in problem and "no option" in problem for problem in problems)
     assert compare_plans(plan, moved).moved_bytes == 4 * COLD[0].num_embeddings * COLD[0].embedding_dim
-
-
-def test_document_may_leave_the_memory_of_devices_to_be_assumed():
-    memory = {"cpu_ddr": [0, 0, 5 * GIB]}
-    ranks = Topology.from_data({"world_size": 3, "compute_device": MIXED, "memory_bytes": memory})
-    assert ranks.memory_bytes["cpu_ddr"] == (0, 0, 5 * GIB)
-    assert ranks.memory_bytes["hbm"][2] == 0 < ranks.memory_bytes["hbm"][0]
-    assert ranks.memory_bytes["ddr"] == (0, 0, 0)
-
-
-def test_documents_of_one_device_are_read_as_before():
-    plan, _ = planned(HOT, Topology(2, "cpu"))
-    document = json.loads(plan.to_json())
-    assert document["topology"]["compute_device"] == "cpu"
-    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["hot_0"].device == "cpu"
 
 
 def test_hosts_have_one_type_of_device_and_sums_stay_inside_them():
@@ -235,30 +197,6 @@ def test_mixed_topology_has_no_single_device():
     with pytest.raises(InvalidInputError, match="one type of device"):
         topology(["cuda", "cpu"]).sharding_group(1)
     assert Topology(2, ["cpu", "cpu"]).compute_device == "cpu"
-
-
-class Nothing(sw.Estimator):
-    """Memory of a third party's model that says nothing of any."""
-
-    name, measures = "nothing", "storage"
-
-    def estimate(self, options, topology):
-        return {tier: np.zeros(options.num_shards) for tier in topology.tiers}
-
-
-def test_shards_that_need_no_memory_keep_to_their_devices():
-    plan, report = planned(HOT, topology(), constraints={"*": IDS["hot_*"]}, storage_estimator=Nothing())
-    for name, option in zip(plan.plan[""], report.plan.proposal.tolist(), strict=True):
-        sharding = plan.plan[""][name]
-        on_ranks = [sharding.device_on(rank) for rank in sharding.ranks]
-        assert on_ranks == report.space.options.devices_of(option)
-
-
-def test_reservation_is_of_each_ranks_own_memory():
-    planner = TablePlanner(topology(), 64, storage_reservation=0.25)
-    planner.plan_tables(HOT)
-    used = planner.report.space.capacity_bytes / np.maximum(topology().capacity_bytes, 1)
-    np.testing.assert_allclose(used, [[0.75, 0, 0], [0.75, 0, 0], [0, 0, 0.75]])
 
 
 def test_sharder_that_allows_something_else_on_each_device_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import product
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import strategies as st
 from tests.drawn import drawn
 
-from shardwright.contracts import Proposer
 from shardwright.errors import NoPlanError
 from shardwright.host import host
 from shardwright.planning.machines.reservations import StorageReservation
@@ -152,70 +150,3 @@ def test_no_plan_where_rules_keep_tables_to_ranks_without_room_is_proven_and_nam
         planned(LARGE, topology, {**rules, **kinds})
     roomy = Topology(3, "cuda", hbm_cap=2000 * KIB, ddr_cap=0)
     assert planned(LARGE, roomy, {**rules, **kinds})
-
-
-def test_no_plan_where_no_option_of_a_pinned_table_fits_on_its_rank_is_proven():
-    # Neither tier of rank 1 holds it, though each holds what some option needs of it.
-    table = TableSpec("t", 10_000, 64, ["f"])
-    topology = Topology(2, "cuda", hbm_cap=[10_000 * KIB, 500 * KIB], ddr_cap=[10_000 * KIB, 500 * KIB])
-    rules = {"t": ParameterConstraints(ranks=[1])}
-    text = r"table 't' \(10_000 x 64 FP32\) may use no ranks but 1, and needs 1.2 MiB of ddr on one .* has 500.0 KiB"
-    with pytest.raises(NoPlanError, match=text):
-        planned([table], topology, rules)
-    assert planned([table], topology, {"t": ParameterConstraints(ranks=[0])})
-
-
-TIERS = [TableSpec(f"t{i}", 10_000 + i, 64, ["f"]) for i in range(40)]  # 2.4 MiB of weights each
-
-
-def tiered(hbm_part, ddr_part, **arguments):
-    """A planner of four ranks whose device and host memory are these parts of what the weights of TIERS take."""
-    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in TIERS)
-    topology = Topology(4, "cuda", hbm_cap=int(weights * hbm_part / 4), ddr_cap=int(weights * ddr_part / 4))
-    return EmbeddingShardingPlanner(topology, 2, storage_reservation=0.0, **arguments)
-
-
-def test_no_plan_that_several_memories_share_says_what_they_need_and_have_before_any_search():
-    class Unasked(Proposer):
-        name = "unasked"
-
-        def proposals(self, space):
-            raise AssertionError("nothing is searched where there is nothing to find")
-
-    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in TIERS)
-    with pytest.raises(NoPlanError) as caught:
-        tiered(0.1, 0.3, proposer=Unasked()).plan_tables(TIERS)
-    text = str(caught.value)
-    told = re.fullmatch(
-        r"no plan: the 40 tables need at least (\S+) MiB of hbm and ddr together, whatever is chosen; the 4 ranks have "
-        r"(\S+) MiB\. It takes at least 11 such ranks or (\S+) MiB more of hbm on each; or a smaller data type, "
-        r"batch size or storage_reservation\.",
-        text,
-    )
-    assert told, text
-    needs, have, more = (float(number) * 2**20 for number in told.groups())
-    assert needs == pytest.approx(weights, rel=0.01)
-    assert have == pytest.approx(0.4 * weights, rel=0.01)
-    assert more == pytest.approx((needs - have) / 4, rel=0.01)
-
-
-def test_no_plan_found_says_how_much_of_the_memory_is_needed_and_what_would_leave_some_over():
-    class Silent(Proposer):
-        name = "silent"
-
-        def proposals(self, space):
-            yield from ()
-
-    with pytest.raises(NoPlanError) as tight:
-        tiered(0.5, 0.52, proposer=Silent()).plan_tables(TIERS)
-    assert re.search(
-        r"no plan found: proposer 'silent' proposed nothing that fits, .* need at least \S+ MiB of hbm and ddr "
-        r"together.*the 4 ranks have \S+ MiB: 9\d\.\d% of it is needed\..*to have 10% to spare, it takes 5 such ranks "
-        r"or \S+ MiB more of hbm on each",
-        str(tight.value),
-    )
-    with pytest.raises(NoPlanError) as ample:
-        tiered(2.0, 2.0, proposer=Silent()).plan_tables(TIERS)
-    assert re.search(
-        r"the 4 ranks have \S+ MiB: 2\d\.\d% of it is needed\. Another proposer may", str(ample.value)
-    )

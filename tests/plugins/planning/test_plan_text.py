@@ -45,13 +45,6 @@ def test_printed_plan_shows_copies_and_codecs(plan: sw.ShardingPlan) -> None:
     assert str(sw.ShardingPlan.from_json(plan.to_json())) == text
 
 
-def test_printed_plan_without_codecs_has_no_column_for_them() -> None:
-    rules = {"*": sw.ParameterConstraints(sharding_types=["table_wise"])}
-    plan = sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), constraints=rules).plan_tables(TABLES)
-    assert "codecs" not in str(plan)
-    assert "copy" not in str(plan)
-
-
 @pytest.mark.parametrize("form", ["text", "page"])
 def test_report_shows_copies_and_codecs(
     planner: sw.EmbeddingShardingPlanner, plan: object, form: str
@@ -61,14 +54,6 @@ def test_report_shows_copies_and_codecs(
     assert "0-3, a copy on each" in text
     assert "fp16 / int8" in text
     assert "codecs of results / gradients" in text
-
-
-def test_report_data_has_copies_and_codecs(planner: sw.EmbeddingShardingPlanner, plan: object) -> None:
-    assert planner.report is not None
-    tables = {table["path"]: table for table in planner.report.to_data()["tables"]}
-    assert (tables["copied"]["is_replicated"], tables["cut"]["is_replicated"]) == (True, False)
-    assert tables["cut"]["qcomms_config"] == {"forward_precision": "fp16", "backward_precision": "int8"}
-    assert tables["copied"]["qcomms_config"] is None
 
 
 def test_ranks_text_has_each_run_of_neighbours_as_one() -> None:

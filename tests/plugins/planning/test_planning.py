@@ -1,28 +1,36 @@
-"""The planner with the built-in plugins: the flows of the tutorials, determinism, a stranger's sharding type."""
+"""The planner with the built-in plugins: tutorials, determinism, a stranger's sharding type, serving."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 import types
 
+import attrs
 import pytest
+from hypothesis import strategies as st
+from tests.drawn import drawn
+from tests.own_rows import SCALE, Bringing, OwnRows, kernel_of
 
+import shardwright as sw
 from shardwright import hookimpl
 from shardwright.contracts import ShardingType
-from shardwright.errors import NoPlanError
+from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.planner import TablePlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.plan_differences.check import check_plan
 
 SMALL = TableSpec("small_table", 10_000_000, 64, ["small_table_feature"])
 HUGE = TableSpec("huge_table", 50_000_000, 1024, ["large_table_feature"])
@@ -33,21 +41,6 @@ def plan(table, *, ranks=2, device="cuda", **arguments):
         topology=Topology(world_size=ranks, compute_device=device), **arguments
     )
     return planner.plan_tables([table]), planner.report
-
-
-def test_tutorial_one_rank_holds_the_table():
-    made, report = plan(SMALL, ranks=1)
-    assert made.plan[""]["small_table"].ranks == [0]
-    # 10 million rows of 64 floats: the 2.4 GB of the tutorial, and buffers.
-    assert report.result.plan.used_bytes[0, 0] == pytest.approx(2.56e9, rel=1e-3)
-
-
-def test_tutorial_two_ranks_are_faster_than_one_would_be_alone():
-    _, table_wise = plan(
-        SMALL, constraints={"small_table": ParameterConstraints(sharding_types=["table_wise"])}
-    )
-    _, free = plan(SMALL)
-    assert free.result.plan.value_ms <= table_wise.result.plan.value_ms
 
 
 def test_step_time_is_the_sum_of_each_phases_slowest_rank():
@@ -67,67 +60,6 @@ def test_step_time_is_the_sum_of_each_phases_slowest_rank():
     assert values["step_time"] == pytest.approx(sum(max(p[name] for p in phases) for name in phases[0]))
     assert values["largest_rank_time"] == pytest.approx(max(sum(p.values()) for p in phases))
     assert values["step_time"] > 1.01 * values["largest_rank_time"]
-
-
-def test_tutorial_constraint_by_the_member_of_the_open_enumeration():
-    rule = ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value])
-    made, _ = plan(SMALL, constraints={"small_table": rule})
-    sharding = made.plan[""]["small_table"]
-    assert (sharding.sharding_type, len(sharding.ranks)) == ("table_wise", 1)
-
-
-def test_tutorial_pooling_factor_raises_the_estimated_time():
-    _, one = plan(SMALL)
-    _, many = plan(SMALL, constraints={"small_table": ParameterConstraints(pooling_factors=[200.0])})
-    assert many.result.plan.value_ms > 5 * one.result.plan.value_ms
-
-
-@pytest.mark.parametrize(
-    ("kind", "ranks", "sizes"),
-    [
-        ("table_wise", 1, [[4096, 64]]),
-        ("row_wise", 2, [[2048, 64], [2048, 64]]),
-        ("column_wise", 2, [[4096, 32], [4096, 32]]),
-    ],
-)
-def test_sharding_tutorial_shards_are_those_it_prints(kind, ranks, sizes):
-    table = TableSpec("large_table_0", 4096, 64, ["large_table_feature_0"])
-    rule = ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"])
-    made, _ = plan(table, constraints={"large_table_0": rule})
-    sharding = made.plan[""]["large_table_0"]
-    assert [shard.shard_sizes for shard in sharding.sharding_spec.shards] == sizes
-    assert len(set(sharding.ranks)) == ranks
-
-
-def test_sharding_tutorial_tables_are_balanced_over_the_ranks():
-    tables = [TableSpec(f"large_{i}", 4096, 64, [f"l{i}"]) for i in range(2)]
-    tables += [TableSpec(f"small_{i}", 1024, 64, [f"s{i}"]) for i in range(2)]
-    rules = {"*": ParameterConstraints(sharding_types=["table_wise"])}
-    planner = EmbeddingShardingPlanner(Topology(2, "cuda"), constraints=rules)
-    made = planner.plan_tables(tables).plan[""]
-    assert sorted(sharding.ranks[0] for sharding in made.values()) == [0, 0, 1, 1]
-
-
-def test_bfloat16_on_cpu_takes_the_torch_kernel_and_the_report_says_so():
-    table = TableSpec("t", 1000, 64, ["f"], "BF16", optimizer=OptimizerSpec("adam"))
-    made, report = plan(table, device="cpu")
-    assert made.plan[""]["t"].compute_kernel == "fused_torch"
-    assert "compute kernel 'fused' refused for 't'" in str(report)
-    assert "'fused_torch' taken" in str(report)
-
-
-def test_plan_of_the_built_ins_survives_json():
-    tables = [
-        SMALL,
-        TableSpec("u", 3, 128, ["f"], module="tower"),
-        TableSpec("v", 70, 70, ["g"], module="tower"),
-    ]
-    for kind in ("table_wise", "row_wise", "column_wise"):
-        rules = {"*": ParameterConstraints(sharding_types=[kind])}
-        made = EmbeddingShardingPlanner(Topology(5, "cpu"), constraints=rules).plan_tables(tables)
-        again = ShardingPlan.from_json(made.to_json())
-        assert again == made
-        assert again.to_json() == made.to_json()
 
 
 class RoundRobinRows(ShardingType):
@@ -188,38 +120,154 @@ def test_plan_is_the_same_under_any_hash_seed_and_imports_no_torch():
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("estimator", [None, "torchrec", "roofline"])
-def test_huge_table_of_the_tutorial_is_kept_in_host_memory_behind_a_cache(estimator):
-    # 190.7 GiB of weights; two ranks have 54.4 GiB of HBM. The tutorial's report: HBM 19.1, DDR 95.4 GiB a rank.
-    made, report = plan(HUGE, estimator=estimator)
-    sharding = made.plan[""]["huge_table"]
-    assert sharding.compute_kernel == "fused_uvm_caching"
-    hbm, ddr = (report.result.plan.used_bytes / GIB).T
-    assert hbm == pytest.approx([19.1] * 2, abs=1.5)
-    assert ddr == pytest.approx([95.4] * 2, abs=0.1)
-    assert sharding.layout.extras["cache"] == {"load_factor": 0.2, "algorithm": "lru"}
-    again = ShardingPlan.from_json(made.to_json()).plan[""]["huge_table"]
-    assert again.layout.extras == sharding.layout.extras
-
-
-def test_table_that_fits_is_kept_in_device_memory():
-    made, _ = plan(SMALL)
-    assert made.plan[""]["small_table"].compute_kernel == "fused"
-
-
-def test_cache_of_the_constraints_is_what_is_planned_and_sized():
-    rule = ParameterConstraints(
-        cache_params={"load_factor": 0.1}, sharding_types=["row_wise"], compute_kernels=["fused_uvm_caching"]
-    )
-    made, report = plan(HUGE, constraints={"huge_table": rule})
-    assert made.plan[""]["huge_table"].layout.extras["cache"]["load_factor"] == 0.1
-    rows = HUGE.num_embeddings // 2
-    cache = 0.1 * rows * (4 * 1024 + 16) + 4 * rows
-    assert report.result.plan.used_bytes[0, 0] == pytest.approx(cache, rel=1e-3)
-
-
 def test_huge_table_of_the_tutorial_in_device_memory_has_no_plan_and_the_error_says_what_has():
     rule = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     text = r"'huge_table' \(50_000_000 x 1024 FP32\) needs 95\.4 GiB.*'fused_uvm_caching'.*allow it in constraints"
     with pytest.raises(NoPlanError, match=text):
         plan(HUGE, constraints={"huge_table": rule})
+
+
+SHAPES = st.tuples(
+    st.integers(1, 400_000), st.sampled_from([8, 16, 64, 128, 256]), st.sampled_from(["", "m", "n.o"])
+)
+
+
+def planned(tables: list[sw.TableSpec], ranks: int) -> sw.ShardingPlan:
+    topology = sw.Topology(ranks, "cuda", hbm_cap=1 << 30, local_world_size=2)
+    rules = {
+        "t1": sw.ParameterConstraints(apart="x"),
+        "t2*": sw.ParameterConstraints(apart="x", pooling_factors=[9.0]),
+    }
+    known = {table.name for table in tables}
+    rules = {key: rule for key, rule in rules.items() if key.removesuffix("*") in known}
+    return sw.EmbeddingShardingPlanner(topology, 512, constraints=rules).plan_tables(tables)
+
+
+@drawn(
+    st.lists(SHAPES, min_size=2, max_size=9),
+    st.sampled_from([2, 4, 8]),
+    st.randoms(use_true_random=False),
+    quick=1,
+    thorough=12,
+)
+def test_plan_is_the_same_in_any_order_of_tables(
+    shapes: list[tuple[int, int, str]], ranks: int, dice: random.Random
+) -> None:
+    tables = [
+        sw.TableSpec(f"t{i}", rows, dim, [f"f{i}"], module=path) for i, (rows, dim, path) in enumerate(shapes)
+    ]
+    first = planned(tables, ranks)
+    for _ in range(2):
+        dice.shuffle(tables)
+        again = planned(tables, ranks)
+        assert again == first
+        assert again.document["objective"] == first.document["objective"]
+        assert [(path, name) for path, module in again.plan.items() for name in module] == [
+            (table.module, table.name) for path in again.plan for table in tables if table.module == path
+        ]
+
+
+def test_plan_of_tables_that_cost_the_same_is_the_same_in_any_order() -> None:
+    """Where many plans are equally good, ties decide."""
+    tables = [sw.TableSpec(f"t{i}", 1000, 64, [f"f{i}"]) for i in range(11)]
+    tables.append(attrs.evolve(tables[0], name="t11", num_embeddings=1001))
+    first = planned(tables, 4)
+    assert planned(tables[::-1], 4) == first
+    assert planned(tables[5:] + tables[:5], 4) == first
+
+
+MIB = 1 << 20
+
+
+ESTIMATORS = ["torchrec", "roofline"]
+
+
+BIG = [TableSpec(f"big_{i}", 1_000_000, 64, ("f",), optimizer=OptimizerSpec("adam")) for i in range(3)]
+
+
+HOT = [TableSpec(f"hot_{i}", 1000, 64, ("f",), optimizer=OptimizerSpec("adam")) for i in range(3)]
+
+
+TWO = {"*": ParameterConstraints(pooling_factors=[2.0])}
+
+
+IDS = {"hot_*": ParameterConstraints(pooling_factors=[50.0]), **TWO}
+
+
+def planner(topology=None, *, objective="serving", **arguments):
+    topology = topology or Topology(4, "cpu", ddr_cap=2 * GIB)
+    return TablePlanner(topology, 64, objective=objective, **{"constraints": IDS, **arguments})
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_serving_costs_are_those_of_lookups_alone(estimator):
+    made = planner(estimator=estimator)
+    made.plan_tables([*BIG, *HOT])
+    phases = made.report.to_data()["ranks"][0]["phases_ms"]
+    backward = [ms for phase, ms in phases.items() if phase.startswith("backward")]
+    assert len(backward) == 2
+    assert not any(backward)
+    value = max(sum(rank["phases_ms"].values()) for rank in made.report.to_data()["ranks"])
+    assert made.report.plan.value_ms == pytest.approx(value)
+    assert "serving" in made.report.summary[2]
+    assert "latency of a batch" in made.report.summary[2]
+
+
+def test_serving_holds_no_optimizer_state():
+    alone = Topology(1, "cpu", ddr_cap=4 * GIB)
+    used = {}
+    for objective in ("largest_rank_time", "serving"):
+        made = planner(alone, objective=objective, constraints=TWO)
+        made.plan_tables(BIG)
+        used[objective] = int(made.report.plan.used_bytes.sum())
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in BIG)
+    assert weights <= used["serving"] < weights + MIB
+    assert used["largest_rank_time"] > 3 * weights  # adam has two values an element
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_small_hot_tables_are_copied_to_every_rank_where_memory_permits(estimator):
+    plan = planner(estimator=estimator).plan_tables([*BIG, *HOT])
+    for name in ("hot_0", "hot_1", "hot_2"):
+        assert plan.plan[""][name].sharding_type == "data_parallel"
+        assert plan.plan[""][name].ranks == [0, 1, 2, 3]
+
+
+def test_serving_refuses_replicas_that_are_averaged():
+    group = Topology(8, "cpu", local_world_size=4).sharding_group(4)
+    with pytest.raises(InvalidInputError):
+        planner(group)
+
+
+@pytest.fixture
+def own_rows():
+    kernels = [kernel_of(OwnRows(f"OWN{bits}", bits), f"own_{bits}") for bits in (8, 4, 2)]
+    with use_host(PluginHost(plugins={"own": Bringing(*kernels)})):
+        yield
+
+
+@pytest.mark.parametrize(("data_type", "row_bytes"), [("OWN8", 64), ("OWN4", 32), ("OWN2", 16)])
+@pytest.mark.usefixtures("own_rows")
+@pytest.mark.parametrize("storage", ["weights_and_buffers", "torchrec_storage"])
+def test_tables_of_a_row_format_take_the_bytes_of_its_rows(data_type, row_bytes, storage):
+    tables = [attrs.evolve(table, data_type=data_type) for table in BIG]
+    made = planner(Topology(1, "cpu"), constraints=TWO, storage_estimator=storage)
+    plan = made.plan_tables(tables)
+    stored = sum(table.num_embeddings for table in tables) * (SCALE + row_bytes)
+    assert stored <= made.report.plan.used_bytes.sum() < stored + MIB
+    assert {one.compute_kernel for one in plan.plan[""].values()} == {f"own_{data_type[3:]}"}
+    assert not check_plan(ShardingPlan.from_json(plan.to_json())).problems
+
+
+@pytest.mark.usefixtures("own_rows")
+def test_tables_of_a_row_format_cannot_be_planned_for_training():
+    tables = [attrs.evolve(table, data_type="OWN8") for table in BIG]
+    with pytest.raises(PlanningError, match=r"no option is left.* plan with objective='serving'"):
+        planner(objective="largest_rank_time").plan_tables([*tables, *HOT])
+    assert planner(constraints=TWO).plan_tables(tables).plan[""]["big_0"].compute_kernel == "own_8"
+
+
+@pytest.mark.usefixtures("own_rows")
+def test_data_type_that_no_kernel_brings_is_refused_with_those_that_are_read():
+    with pytest.raises(PlanningError, match=r"'own_8': it reads no rows of OWN3, but of OWN8"):
+        planner().plan_tables([attrs.evolve(HOT[0], data_type="OWN3")])

@@ -1,22 +1,22 @@
-"""What a sharder's ``sharding_types`` and ``compute_kernels`` return limits what planners choose."""
+"""What a sharder's methods return limits what planners choose; types that are offered; models that are sharded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
 import pytest
+import torch
+from hypothesis import strategies as st
+from tests.drawn import drawn
+from tests.errors import raises
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
-from shardwright_plugins.plan_differences.rederived import Rederived
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
+from shardwright_plugins.refinements.stay_near import StayNear
 from shardwright_testing import installed
-
-
-class OnRankZero(sw.ShardingType):
-    """The whole table on rank 0; offered to nobody who does not name it."""
-
-    name, abbreviation = "on_rank_zero", "Z"
-
-    def layouts(self, table, topology, constraints):
-        return [sw.Layout([sw.Block(table.all_rows, table.all_columns, 0)])]
 
 
 def sharder(types=None, kernels=None):
@@ -103,18 +103,104 @@ def test_answer_that_cannot_be_used_is_an_error_naming_the_sharder(picky, error,
         plan_of(picky)
 
 
-def test_sharder_may_allow_only_what_an_estimators_space_offers_to_nobody_else():
-    picky = sharder(["grid_shard"], lambda _: ["fused"])
-    assert chosen(plan_of(picky, estimator="torchrec")) == ("grid_shard", "fused")
+WIDTHS = (16, 64, 128)
 
 
-def test_plan_document_keeps_what_the_sharder_allows():
-    plan = plan_of(sharder(["row_wise"], lambda _: ["fused_torch", "dense"]))
-    options = Rederived.of(sw.ShardingPlan.from_json(plan.to_json()), sw.host.host()).options
-    assert {options.type_of(option).name for option in options.of_table(0)} == {"row_wise"}
-    assert {options.kernel_of(option).name for option in options.of_table(0)} == {"fused_torch", "dense"}
+class Stranger(sw.ShardingType):
+    """As `row_wise`, dealt out, and asked about each table."""
+
+    name: ClassVar[str] = "wandering_rows"
+    abbreviation: ClassVar[str] = "WR"
+
+    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
+        rows = sw.RowsModulo(table.num_embeddings, parts=topology.world_size)
+        yield sw.Layout([sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows)])
 
 
-def test_sharding_type_of_a_subclass_that_is_offered_by_name_only_is_chosen():
-    with installed(OnRankZero()):
-        assert chosen(plan_of(sharder(types=["on_rank_zero"])))[0] == "on_rank_zero"
+def tables_of(shapes: list[tuple[int, int]]) -> list[TableSpec]:
+    return [TableSpec(f"t{i}", rows, dim, [f"f{i}"]) for i, (rows, dim) in enumerate(shapes)]
+
+
+def planned(tables: list[TableSpec], **arguments: Any) -> tuple[Mapping[str, Any], Any]:
+    topology = sw.Topology(4, "cpu", ddr_cap=1 << 30)
+    planner = sw.EmbeddingShardingPlanner(topology, 256, **arguments)
+    return planner.plan_tables(tables).plan, planner.report
+
+
+@drawn(
+    st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6),
+    quick=3,
+    thorough=20,
+)
+def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]]) -> None:
+    tables = tables_of(shapes)
+    without, report = planned(tables)
+    with installed(Stranger()):
+        beside, other = planned(tables)
+    assert beside == without
+    assert other.result.plan.value_ms == report.result.plan.value_ms
+
+
+LOCAL = sw.ShardingEnv.local(device_type="cpu")
+
+
+FUSED = {"optimizer": "adam", "learning_rate": 0.1, "max_gradient": 0.5}
+
+
+class RowWiseOnly(sw.EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["row_wise"]
+
+
+def clicks() -> torch.nn.Module:
+    def tables(kind: Any, *names: str) -> list[Any]:
+        return [kind(name=name, num_embeddings=40, embedding_dim=8, feature_names=[name]) for name in names]
+
+    torch.manual_seed(0)
+    return torch.nn.ModuleDict(
+        {
+            "bags": sw.EmbeddingBagCollection(tables(sw.EmbeddingBagConfig, "user", "item"), device="cpu"),
+            "seen": sw.EmbeddingCollection(tables(sw.EmbeddingConfig, "seen"), device="cpu"),
+            "over": torch.nn.Linear(3, 2),
+        }
+    )
+
+
+def sharders(kind: type[sw.EmbeddingBagCollectionSharder]) -> Sequence[sw.ModuleSharder]:
+    return [kind(FUSED, update="in_step"), sw.EmbeddingCollectionSharder()]
+
+
+def planner(**options: Any) -> sw.EmbeddingShardingPlanner:
+    return sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), **options)
+
+
+@pytest.mark.parametrize("kind", [sw.EmbeddingBagCollectionSharder, RowWiseOnly])
+def test_plan_of_a_sharded_model_is_that_of_the_unsharded_one(kind: Any) -> None:
+    expected = planner().plan(clicks(), sharders(kind))
+    model = sw.DistributedModelParallel(clicks(), LOCAL, sharders=sharders(kind))
+    for given in (model, model.module):
+        plan = planner().plan(given)
+        assert plan.plan == expected.plan
+        assert plan.document["inputs"]["tables"] == expected.document["inputs"]["tables"]
+    assert planner().collective_plan(model, env=LOCAL).plan == expected.plan
+    assert dense_bytes(model.module, []) == dense_bytes(clicks(), sharders(kind))
+
+
+def test_model_goes_to_the_plan_made_of_it_and_stays_if_asked() -> None:
+    model = sw.DistributedModelParallel(
+        clicks(), LOCAL, sharders=sharders(sw.EmbeddingBagCollectionSharder), update="in_backward"
+    )
+    before = {name: value.clone() for name, value in model.full_state_dict().items()}
+    rule = sw.ParameterConstraints(sharding_types=["column_wise"], min_partition=4)
+    moved = model.reshard(planner(constraints={"user": rule}).plan(model))
+    assert moved.tables == ("bags.user",)
+    assert model.plan.plan["bags"]["user"].sharding_type == "column_wise"
+    assert all(torch.equal(model.full_state_dict()[name], value) for name, value in before.items())
+    stay = planner(refinements=[StayNear(model.plan, move_cost=1e6)], constraints={"user": rule})
+    assert model.reshard(stay.plan(model)).tables == ()
+
+
+def test_model_without_tables_is_an_error_with_sharders_or_without() -> None:
+    for given in (None, [sw.EmbeddingBagCollectionSharder()]):
+        with raises(PlanningError):
+            planner().plan(torch.nn.Linear(1, 1), given)

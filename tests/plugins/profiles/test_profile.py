@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -76,26 +75,6 @@ def test_profile_counts_as_numpy_does(seed: int, algorithm: str) -> None:
         ]
         expected = cache_statistics(ids, table.num_embeddings, algorithm=algorithm, num_bins=100)
         assert rule.cache_params.stats == expected
-
-
-def test_profile_of_several_bags_a_sample_tells_ids_per_bag_and_bags_per_sample() -> None:
-    lengths = [1, 1, 4, 2]  # 2 samples of one bag, and of two bags each
-    batch = sw.KeyedJaggedTensor(
-        keys=["id", "seen"],
-        values=sw_ids(8),
-        lengths=sw_ids(lengths),
-        stride_per_key_per_rank=[[2], [2]],
-    )
-    profile = Profile([USER, sw.TableSpec("item", 200, 8, ["seen"])])
-    for _ in range(2):
-        profile.add(batch)
-    assert profile.constraints()["item"].pooling_factors == (3.0,)
-
-
-def sw_ids(values: Any) -> Any:
-    import torch
-
-    return torch.arange(values) if isinstance(values, int) else torch.tensor(values)
 
 
 @pytest.mark.parametrize(
@@ -200,29 +179,6 @@ def test_lfu_keeps_what_is_used_most_and_lru_what_was_used_last() -> None:
     assert lru.expected_miss_rate(0.01) == pytest.approx(2 / 3)
     assert lru.expected_miss_rate(0.02) == pytest.approx(1 / 3)
     assert lfu.expected_miss_rate(1.0) == 0.0
-
-
-def test_cacheability_is_less_where_few_rows_are_used_again_and_again() -> None:
-    hot = cache_statistics(CYCLE, 100)
-    cold = cache_statistics([[number] for number in range(40)], 100)
-    assert hot.cacheability < 0.1 < 0.9 < cold.cacheability
-
-
-@pytest.mark.parametrize("algorithm", ["lru", "lfu"])
-def test_sample_of_a_huge_table_takes_memory_for_the_sample_alone(algorithm: str) -> None:
-    """Ten thousand million rows, of which a sample has some hundred; a number for each row would be 40 GB."""
-    generator = np.random.default_rng(0)
-    seen = generator.integers(0, 10**10, 200)
-    batches = [generator.choice(seen, 50) for _ in range(20)]
-    cache_statistics(CYCLE, 10, algorithm=algorithm)  # what the first call imports takes memory too
-    tracemalloc.start()
-    try:
-        stats = cache_statistics(batches, 10**10, algorithm=algorithm)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 20  # of the sample 8 kB
-    assert stats.expected_miss_rate(0.01) < 0.1  # of that many rows all of the sample's
 
 
 @pytest.mark.parametrize(

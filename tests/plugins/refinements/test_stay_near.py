@@ -1,17 +1,16 @@
-"""Plans that stay near another one, with the built-in plugins."""
+"""The built-in refinements: plans that stay near another one, and caches that fill spare memory."""
 
 from __future__ import annotations
 
 import functools
 import json
 import random
+from typing import Any
 
-import attrs
+import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright.planning.machines.topology import GIB
-from shardwright_plugins.following.predicted import Prices
 from shardwright_plugins.refinements.stay_near import StayNear
 
 COSTS = (0.0, 1e-3, 1e-2, 0.1, 1e9)
@@ -89,19 +88,6 @@ def test_dearer_moves_move_less_and_take_longer_from_the_best_plan_to_the_old_on
     assert moved[-1] == 0
 
 
-def test_between_the_old_plan_and_the_fastest_what_saves_most_time_for_a_byte_moves_first():
-    whole = {table.name: {"sharding_types": ["table_wise"]} for table in TABLES}
-    crowded = {name: {**rule, "ranks": [0]} for name, rule in whole.items()}
-    old = planner(rules=crowded).plan_tables(TABLES)
-    _, fastest_ms, most = near(old, 0.0, rules=whole)
-    _, old_ms, _ = near(old, 1e9, rules=whole)
-    even = (old_ms - fastest_ms) / (most / GIB)  # what a GiB saves on average
-    found = [near(old, even * factor, rules=whole) for factor in (0.5, 1, 2, 4)]
-    moved = [size for *_, size in found]
-    assert moved == sorted(moved, reverse=True)
-    assert any(0 < size < most for size in moved)
-
-
 def test_moved_bytes_are_those_that_a_reshard_sends():
     old = old_plan()
     for cost in COSTS[1:3]:
@@ -109,20 +95,6 @@ def test_moved_bytes_are_those_that_a_reshard_sends():
         links = sw.compare_plans(old, plan).moves.by_link
         sent = links["intra_host"] + links["inter_host"]
         assert sent <= moved <= sent + links["same_rank"]
-
-
-def test_of_equally_fast_plans_that_which_moves_least_is_taken():
-    rules = {table.name: {"sharding_types": ["table_wise"]} for table in TABLES}
-    best = planner(0, rules=rules)
-    plan = best.plan_tables(TABLES)
-    turned = {
-        name: attrs.evolve(own, layout=own.layout.placed([(own.ranks[0] + 3) % 8]))
-        for name, own in plan.plan[""].items()
-    }
-    old = sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(turned)})
-    made, value, moved = near(old, 0.0, rules=rules)
-    assert (made, moved) == (old, 0)
-    assert value == pytest.approx(best.report.plan.value_ms)
 
 
 def test_plan_that_does_not_fit_any_more_is_kept_as_far_as_it_does():
@@ -179,66 +151,69 @@ def test_plan_of_another_model_is_refused():
         planner(refinements=[StayNear(old)]).plan_tables(TABLES)
 
 
-@pytest.mark.parametrize("cost", COSTS[::2])
-def test_plan_near_another_has_its_real_time_on_ranks_of_unlike_speed(cost):
-    topology = sw.Topology(8, "cuda", local_world_size=4, speed=[1.0] * 4 + [0.25] * 4)
-
-    def planned(**arguments):
-        made = sw.EmbeddingShardingPlanner(topology, 2048, proposer="greedy", **arguments)
-        return made.plan_tables(TABLES)
-
-    plan = planned(refinements=StayNear(old_plan(), cost))
-    assert sw.check_plan(sw.ShardingPlan.from_json(plan.to_json())).problems == []
-    if cost == 0.0:
-        assert plan.document["objective"]["value_ms"] <= planned().document["objective"]["value_ms"]
+ROWS, DIM = 4_000_000, 128  # 2 GiB a table
 
 
-def test_ranks_are_renamed_within_their_speed_alone():
-    """A plan between the two is found that renaming ranks whatever their speed misses: it rates 30.8."""
-    drawn, cost, topology = (
-        random.Random(8),
-        20.0,
-        sw.Topology(4, "cpu", ddr_cap=8 * GIB, speed=[1.0, 0.3] * 2),
-    )
-    tables = [
-        sw.TableSpec(f"t{i}", drawn.choice([10_000, 300_000, 1_000_000]), 64, [f"f{i}"]) for i in range(10)
+ASKED = 0.05
+
+
+def statistics(exponent: float) -> sw.EmbeddingOffloadStats:
+    """Of a table whose ids are Zipf's: the larger the exponent, the fewer rows have most of the lookups."""
+    lookups = np.diff(np.linspace(0, 1, 101) ** (1 / exponent))
+    return sw.EmbeddingOffloadStats(0.1, 10_000, tuple((lookups * 1e6).tolist()), ROWS)
+
+
+def tables(*, has_statistics: bool = True) -> list[sw.TableSpec]:
+    return [
+        sw.TableSpec(
+            name,
+            ROWS,
+            DIM,
+            (name,),
+            optimizer=sw.OptimizerSpec("sgd"),
+            cache=sw.CacheParams(ASKED, stats=statistics(exponent) if has_statistics else None),
+        )
+        for name, exponent in (("hot", 8.0), ("even", 1.0))
     ]
 
-    def planned(seed, **arguments):
-        ids = random.Random(seed)
-        rules = {
-            table.name: sw.ParameterConstraints(
-                sharding_types=["table_wise"], pooling_factors=[ids.choice([1.0, 5.0, 40.0])]
-            )
-            for table in tables
-        }
-        return sw.EmbeddingShardingPlanner(
-            topology, 512, constraints=rules, estimator="roofline", proposer="greedy", **arguments
-        ).plan_tables(tables)
 
-    document = planned(1008, refinements=StayNear(planned(8), cost)).document
-    moved = document["inputs"]["moved_bytes"]["value"] / GIB
-    assert document["objective"]["value_ms"] + cost * moved < 29
+def planned(specs: list[sw.TableSpec], hbm_gib: float, **arguments: Any) -> tuple[Any, Any]:
+    """The plan and its report; tables are cut over both ranks and kept in the hosts' memory."""
+    topology = sw.Topology(
+        world_size=2, compute_device="cuda", hbm_cap=int(hbm_gib * 2**30), ddr_cap=64 << 30
+    )
+    rule = sw.ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused_uvm_caching"])
+    planner = sw.EmbeddingShardingPlanner(
+        topology, 512, constraints={"*": rule}, storage_reservation=0.0, **arguments
+    )
+    return planner.plan_tables(specs), planner.report
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_where_plans_are_compared_by_the_step_those_near_are_too(seed):
-    """At no cost of a move a step is no longer than without: a search's costs alone would make a plan of many kinds."""
-    drawn = random.Random(seed)
-    sizes = [(int(10 ** drawn.uniform(2, 6)), drawn.choice([8, 32, 128])) for _ in range(24)]
-    tables = [sw.TableSpec(f"t{i:02}", rows, dim, [f"f{i}"]) for i, (rows, dim) in enumerate(sizes)]
-    topology = sw.Topology(4, "cpu")
+def load_factors(plan: Any) -> dict[str, float]:
+    return {name: entry.layout.extras["cache"]["load_factor"] for name, entry in plan.plan[""].items()}
 
-    def planned(ids, **arguments):
-        rules = {
-            t.name: sw.ParameterConstraints(pooling_factors=[n]) for t, n in zip(tables, ids, strict=True)
-        }
-        made = sw.EmbeddingShardingPlanner(topology, 1024, constraints=rules, estimator="engine", **arguments)
-        return made.plan_tables(tables)
 
-    before = [drawn.uniform(1, 30) for _ in tables]
-    after = [max(1.0, n * drawn.lognormvariate(0, 0.7)) for n in before]
-    free, near = planned(after), planned(after, refinements=StayNear(planned(before), 0.0))
-    steps = [Prices.by(plan).of(plan).step_ms for plan in (free, near)]
-    assert steps[1] <= steps[0] + 1e-4
-    assert near.document["inputs"]["taken_ms"]["value"] == pytest.approx(steps[1], abs=1e-4)
+def value_ms(report: Any) -> float:
+    return float(report.result.plan.value_ms)
+
+
+def test_caches_fill_spare_memory_where_they_save_most() -> None:
+    plain, before = planned(tables(), 1.0)
+    larger, report = planned(tables(), 1.0, refinements="scale_up_caches")
+    assert load_factors(plain) == {"hot": ASKED, "even": ASKED}
+    factors = load_factors(larger)
+    # 2 GiB of device memory hold half of both tables; the even one gains as much by each row, the hot one little more.
+    assert factors["even"] > 0.7
+    assert ASKED <= factors["hot"] < 0.3
+    assert value_ms(report) < 0.8 * value_ms(before)
+    used, capacity = report.result.plan.used_bytes[:, 0], report.space.capacity_bytes[:, 0]
+    assert (used <= capacity).all()
+    assert (used > 0.9 * capacity).all()
+
+
+def test_tables_without_statistics_grow_alike_and_to_the_whole_where_there_is_room() -> None:
+    half = load_factors(planned(tables(has_statistics=False), 1.0, refinements="scale_up_caches")[0])
+    assert half["hot"] == pytest.approx(half["even"], abs=0.1)
+    assert 0.3 < half["hot"] < 0.6
+    whole = planned(tables(has_statistics=False), 16.0, refinements="scale_up_caches")[0]
+    assert load_factors(whole) == {"hot": 1.0, "even": 1.0}

@@ -6,16 +6,12 @@ import shutil
 import subprocess
 from html import unescape
 from html.parser import HTMLParser
-from itertools import pairwise
 
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardwright import EmbeddingShardingPlanner, ParameterConstraints, Proven, TableSpec, Topology
-from shardwright_plugins.reports.html.charts import COUNT, MS, Scale, counted, doubling_edges, even_edges
 
 TABLES = [TableSpec(f"t{i}", 10 * (i + 1), 8, [f"f{i}"]) for i in range(20)] + [
     TableSpec("<script>alert('&')</script>", 100, 8, ["g"])
@@ -94,51 +90,6 @@ def test_html_report_bars_are_as_high_as_the_ranks_loads():
         np.testing.assert_allclose(drawn / drawn.max(), values[values > 0] / values.max(), atol=0.005)
 
 
-def test_html_report_bars_of_a_rank_are_stacked_without_gaps():
-    columns = {}
-    for bar in Page(report_of().to_format("html")).bars["time"]:
-        columns.setdefault(bar["x"], []).append((bar["y"], bar["y"] + bar["height"]))
-    for spans in columns.values():
-        spans.sort()
-        assert all(abs(low[1] - high[0]) < 0.05 for low, high in pairwise(spans))
-
-
-def test_html_report_a_sharding_type_has_one_colour_and_its_part_of_the_time():
-    rules = {
-        "t?": ParameterConstraints(sharding_types=["table_wise"]),
-        "*": ParameterConstraints(sharding_types=["row_wise"]),
-    }
-    report = report_of(constraints=rules)
-    text = report.to_format("html")
-    colours = dict(re.findall(r'background:(#\w+)"></i>(\w+) \(', text))
-    assert sorted(colours.values()) == ["row_wise", "table_wise"]
-    time = dict.fromkeys(("row_wise", "table_wise"), 0.0)
-    for own in report.tables:
-        time[own["sharding_type"]] += own["time_ms"]
-    drawn = dict.fromkeys(time, 0.0)
-    for bar in Page(text).bars["time"]:
-        drawn[colours[bar["colour"]]] += bar["height"]
-    assert drawn["table_wise"] / drawn["row_wise"] == pytest.approx(
-        time["table_wise"] / time["row_wise"], rel=0.01
-    )
-
-
-def test_html_report_histograms_count_every_rank_and_table_once():
-    report = report_of(ranks=9)
-    page = Page(report.to_format("html"))
-    counted = {
-        name: sum(int(re.search(r": ([\d,]+)", note)[1].replace(",", "")) for note in page.notes[name])
-        for name in ("ranks-by-time", "ranks-by-memory-hbm", "tables-by-memory", "tables-by-time")
-    }
-    assert counted == {
-        "ranks-by-time": 9,
-        "ranks-by-memory-hbm": 9,
-        "tables-by-memory": len(TABLES),
-        "tables-by-time": len(TABLES),
-    }
-    assert "ranks-by-time" not in Page(report_of().to_format("html")).notes  # three ranks are no histogram
-
-
 def with_bound(report, bound_ms):
     return attrs.evolve(report, result=attrs.evolve(report.result, proven=Proven(bound_ms)))
 
@@ -161,30 +112,6 @@ def test_html_report_begins_with_how_good_the_plan_is():
     assert near.headline.endswith(f"; proven within 0.26 % under {len(assumed)} assumed values ({BY})")
 
 
-def test_report_of_inputs_that_were_given_assumes_nothing():
-    report = report_of()
-    given = {name: {**data, "provenance": "given"} for name, data in report.inputs.items()}
-    known = attrs.evolve(with_bound(report, report.plan.value_ms), inputs=given)
-    assert known.headline.endswith(f"; proven best ({BY})")
-    one = attrs.evolve(
-        known, inputs={**given, "batch_size": {**given["batch_size"], "provenance": "assumed"}}
-    )
-    assert one.headline.endswith(f"; proven best under 1 assumed value ({BY})")
-
-
-def test_html_report_tables_that_take_most_time_come_first_where_there_are_many():
-    report = report_of()
-    text = report.to_format("html")
-    top = text.partition('id="top"')[2].partition("</table>")[0]
-    shown = [unescape(name) for name in re.findall(r"<tr><td>(.*?)</td>", top)]
-    times = {own["path"]: own["time_ms"] for own in report.tables}
-    assert len(shown) == 20 < len(TABLES)
-    assert min(times[name] for name in shown) >= max(
-        time for name, time in times.items() if name not in shown
-    )
-    assert 'id="top"' not in report_of(tables=TABLES[:20]).to_format("html")
-
-
 def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
     text = report_of().to_format("html", "a <b> title")
     page = Page(text)
@@ -198,45 +125,12 @@ def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
     assert "a <b> title" in page.texts
 
 
-def test_html_report_has_all_ranks_tables_and_assumptions():
-    report = report_of()
-    texts = Page(report.to_format("html")).texts
-    assert {table.path for table in TABLES} <= set(texts)
-    assert any("ddr_cap = 128.0 GiB" in text for text in texts)
-    assert any("proposals:" in text for text in texts)
-
-
 @pytest.mark.parametrize("ranks", [1, 64, 130])
 def test_html_report_of_any_number_of_ranks_stays_within_the_picture(ranks):
     rules = {"*": ParameterConstraints(sharding_types=["row_wise"])}
     for name, bars in Page(report_of(ranks, constraints=rules).to_format("html")).bars.items():
         width = ranks if name in ("time", "memory-hbm") else 64
         assert all(bar["x"] + bar["width"] <= width + 0.01 and -0.01 <= bar["y"] <= 100 for bar in bars)
-
-
-@given(st.floats(1e-6, 1e15))
-def test_scale_ticks_are_few_round_and_from_zero_to_the_top(top):
-    for scale in (MS, Scale.of_bytes(top), COUNT):
-        ticks = scale.ticks(top)
-        assert ticks[0] == 0
-        assert ticks[-1] <= top * (1 + 1e-9)
-        assert len(ticks) <= 6
-        assert len(ticks) >= 3 or scale is COUNT
-        assert len({scale.text(tick) for tick in ticks}) == len(ticks)
-
-
-@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=30))
-def test_bins_hold_each_value_once_between_their_edges(values):
-    values = np.array(values)
-    for edges in (even_edges(values, 7), doubling_edges(values)):
-        counts = counted(values, edges, np.zeros(len(values), dtype=int), 1)[0]
-        assert counts.sum() == len(values)
-        for place in np.flatnonzero(counts).tolist():
-            low, high = edges[place], edges[place + 1]
-            is_last = place == len(counts) - 1
-            inside = (values >= low) & ((values <= high) if is_last else (values < high))
-            below = (values < edges[0]) if place == 0 else np.zeros(len(values), dtype=bool)
-            assert counts[place] == (inside | below).sum()
 
 
 def browser() -> str | None:

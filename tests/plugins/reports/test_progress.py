@@ -6,11 +6,9 @@ import io
 import math
 import sys
 import time
-from functools import partial
 
 import pytest
 
-import shardwright as sw
 from shardwright.planning.watch import Progress, Watch
 from shardwright_plugins.reports.progress import progress_text, shown
 
@@ -39,21 +37,6 @@ def test_shown_on_a_narrow_terminal_stays_on_its_line(monkeypatch: pytest.Monkey
             time.sleep(0.02)
     lines = screen.getvalue().replace("\x1b[K", "").split("\r")
     assert max(map(len, lines)) == 19
-
-
-def test_planner_shows_its_progress_by_the_built_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("shardwright_plugins.reports.progress.shown", partial(shown, after_s=0.01))
-
-    def wait_for_it(progress: Progress) -> None:
-        deadline = time.monotonic() + 60
-        while "planning, " not in screen.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), 8, progress=True, listener=wait_for_it)
-    planner.plan_tables([sw.TableSpec("t", 100, 8, ["f"])])
-    assert "planning, " in screen.getvalue()
 
 
 def test_shown_for_a_moment_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

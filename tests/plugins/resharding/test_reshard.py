@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from attrs import evolve
@@ -23,7 +21,6 @@ from shardwright import (
     UnsupportedError,
 )
 from shardwright_plugins.dataflows import Replicate
-from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_testing.simulated import run_simulated
 
 OTHER = Cuts(
@@ -141,33 +138,6 @@ def test_tables_that_stay_keep_their_memory():
         assert said.tables == ("t1",)
 
 
-def test_optimizer_object_and_learning_rate_go_on():
-    case = case_of()
-    module = case.module()
-
-    def work(env):
-        sharded = case.shard(env, module)
-        optimizer = sharded.fused_optimizer
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-        groups = [id(group) for group in optimizer.param_groups]
-        scheduler.step()
-        reshard_collection(sharded, OTHER.shardings())
-        assert sharded.fused_optimizer is optimizer
-        assert [id(group) for group in optimizer.param_groups] == groups
-        rates = [lookup._rate for lookup in sharded.engine.lookups]
-        scheduler.step()
-        optimizer.step()
-        own = {id(parameter) for parameter in sharded.parameters()}
-        assert own >= {id(p) for p in optimizer.params.values() if p.numel()}
-        return rates, [lookup._rate for lookup in sharded.engine.lookups]
-
-    with pytest.warns(UserWarning, match="lr_scheduler.step"):
-        results = run_simulated(work, 2)
-    for rates, later in results:
-        assert set(rates) == {0.25}
-        assert set(later) == {0.125}
-
-
 def test_memory_that_is_not_allowed_is_refused_before_anything_moves():
     case, module = case_of(), case_of().module()
 
@@ -193,29 +163,6 @@ def test_old_blocks_are_freed_as_rows_leave_where_memory_is_limited():
     # Rank 0 has tables of 4 and 12 columns, and gets those of 8 and 16; its own two have left when the last comes.
     assert kept[0][1].peak_bytes - freed[0][1].peak_bytes == (4 + 12) * 1000 * 4
     assert freed[0][1].peak_bytes <= 120_000
-
-
-@pytest.mark.parametrize("limit", [None, 1 << 20])
-def test_old_lookups_are_gone_before_the_last_rows_move_where_memory_is_limited(limit, monkeypatch):
-    tables = [Cut(1000, 4, (name,), kernel=name) for name in ("loop", "loop_by_sample")]
-    case, then = Cuts(tables, 2), Cuts([evolve(table, ranks=(1,)) for table in tables], 2)
-    module, make, alive, old = case.module(), RowExchange.make, [], []
-
-    def noted(exchange, *rows):
-        if exchange.env.rank == 0:
-            alive.append(sum(reference() is not None for reference in old))
-        make(exchange, *rows)
-
-    def work(env):
-        sharded = case.shard(env, module)
-        if env.rank == 0:
-            old.extend(weakref.ref(lookup) for lookup in sharded.engine.lookups)
-        reshard_collection(sharded, then.shardings(), max_extra_bytes=limit, piece_bytes=10_000)
-
-    monkeypatch.setattr(RowExchange, "make", noted)
-    run_simulated(work, 2)
-    assert alive[0] == 2
-    assert alive[-1] == (2 if limit is None else 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 from tests.errors import raises
 
 import shardwright as sw
-from shardwright_testing.simulated import run_simulated
 
 NAME = "embedding_bags.t.weight"
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -143,23 +142,6 @@ def test_other_hyperparameters_are_left_out_and_states_taken(saved: Any) -> None
     states = [each.fused_optimizer.state_dict()["state"][NAME] for each in (saved[0], other)]
     assert all(torch.equal(states[0][entry], states[1][entry]) for entry in ("exp_avg", "exp_avg_sq"))
     assert other.fused_optimizer.param_groups[0]["lr"] == 0.75
-
-
-@pytest.mark.parametrize("saved", ["adam"], indirect=True)
-def test_rank_without_a_block_says_nothing_of_its_states(saved: Any) -> None:
-    module = bags(1)
-
-    def work(env: sw.ShardingEnv) -> list[Any]:
-        block = sw.Block(sw.RowsRange(10)[0], sw.ColumnRange(0, 4), rank=1)
-        plan = {"t": sw.ParameterSharding("table_wise", "fused_torch", sw.Layout([block]))}
-        sharder = sw.EmbeddingBagCollectionSharder(OPTIMIZERS["adam"])
-        made = sharder.shard(module, plan, env)
-        names = [sw.load_checkpoint(saved[1], made, parts=parts).left_out for parts in ("all", "weights")]
-        assert torch.equal(made.full_state_dict()[NAME], saved[0].state_dict()[NAME])
-        return names
-
-    everything = sorted({GROUPS, *stored("adam")})
-    assert run_simulated(work, 2) == [[[], everything]] * 2
 
 
 @pytest.mark.parametrize("saved", ["sgd"], indirect=True)

@@ -123,32 +123,3 @@ def test_frozen_table_that_is_to_be_trained_later_is_an_error_on_all_ranks() -> 
 
     for text in run_simulated(run, 2):
         assert "'frozen.still' (20 x 8 FP32) was frozen when it was sharded" in text
-
-
-@pytest.mark.parametrize("estimator", ["torchrec", "roofline"])
-def test_plan_of_a_frozen_table_counts_no_optimizer_memory_and_no_way_back(estimator: str) -> None:
-    (still,) = sw.EmbeddingBagCollectionSharder(fused_params=FUSED).tables(Model().frozen, "frozen")
-    assert still.is_frozen
-    size = {"num_embeddings": 100_000, "embedding_dim": 64, "feature_names": ["f"]}
-    frozen = sw.TableSpec("t", **size, optimizer=still.optimizer, is_frozen=True)
-    trained = sw.TableSpec("t", **size, optimizer=sw.OptimizerSpec("adam"))
-    cost, frozen_cost = (
-        cost_of(planner(2, "table_wise", estimator=estimator), own) for own in (trained, frozen)
-    )
-    assert 0 < frozen_cost < cost
-
-    # 25.6 MB of weights; Adam's state takes 51.2 more, and 15 % are reserved.
-    topology = sw.Topology(2, "cpu", ddr_cap=50 * 2**20)
-    small = sw.EmbeddingShardingPlanner(
-        topology, batch_size=BATCH, constraints={"*": sw.ParameterConstraints(sharding_types=["table_wise"])}
-    )
-    assert cost_of(small, frozen) > 0
-    with pytest.raises(sw.NoPlanError):
-        cost_of(small, trained)
-
-
-def cost_of(own: sw.EmbeddingShardingPlanner, table: sw.TableSpec) -> float:
-    """Time of the plan, ms, which names a frozen table as such."""
-    document = own.plan_tables([table]).document
-    assert document["inputs"]["tables"]["value"][0].get("is_frozen", False) == table.is_frozen
-    return float(document["objective"]["value_ms"])

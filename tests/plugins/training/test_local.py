@@ -13,7 +13,6 @@ from tests.plugins.training.test_equality import kernels, sharding_types, suppor
 
 import shardwright as sw
 from shardwright.host import host
-from shardwright_testing.simulated import run_simulated
 
 LOCAL = sw.ShardingEnv.local(device_type="cpu")
 
@@ -50,12 +49,6 @@ def test_no_process_group_says_how_to_train_in_one_process() -> None:
     for make in (sw.DistributedModelParallel, lambda model: planner.collective_plan(model, sharders)):
         with pytest.raises(sw.DistributedError, match=r"torchrun.*env=ShardingEnv\.local\(\)"):
             make(model)
-
-
-def test_simulated_ranks_without_a_plan_plan() -> None:
-    first, second = run_simulated(lambda env: sw.DistributedModelParallel(bags(), env=env).plan, 2)
-    assert first == second
-    assert set(first.plan[""]) == {"user", "item"}
 
 
 @pytest.fixture

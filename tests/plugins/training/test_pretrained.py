@@ -122,13 +122,6 @@ def test_numbers_of_any_form_are_taken(dtype):
     assert torch.equal(loaded(weights), torch.from_numpy(WEIGHTS % 1000))
 
 
-def test_empty_weights_are_of_another_shape():
-    with raises(InvalidInputError, subject="t0", asked=[0, 4]):
-        loaded(WEIGHTS[:0])
-    with raises(InvalidInputError, subject="t0", asked=0):
-        loaded([])
-
-
 def test_unknown_table_and_what_is_no_source_are_refused():
     def work(env):
         sharded = IN_RUNS.shard(env, IN_RUNS.module())

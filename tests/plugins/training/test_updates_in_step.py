@@ -22,7 +22,6 @@ from tests.plugins.training.test_equality import kernels, sequences_of, sharding
 
 from shardwright import (
     DistributedModelParallel,
-    InvalidInputError,
     ShardingEnv,
     ShardwrightError,
     UnsupportedError,
@@ -222,21 +221,6 @@ def test_norm_is_over_the_ranks_of_its_own_model_on_a_rank_without_tables_of_it(
     assert sizes[1] == 0
 
 
-def test_one_rank_clips_a_model_without_tables_alone_while_others_have_some() -> None:
-    table = tables_of("row_wise", "dense")[0]
-    case = Case([table], (3, 4), "sgd")
-    module = case.module_to_shard()
-
-    def run(env: ShardingEnv) -> list[float]:
-        model, other = shard(case, env, module), torch.nn.Linear(2, 1, bias=False)
-        backward(case, model, 0, env.rank)
-        other(torch.tensor([[3.0, 4.0]])).sum().backward()
-        clips = (clip_grad_norm_, torch.nn.utils.clip_grad_norm_) if env.rank == 1 else ()
-        return [float(clip(other.parameters(), 10.0)) for clip in clips]
-
-    assert run_simulated(run, case.world_size) == [[], [pytest.approx(5.0)] * 2]
-
-
 def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
     case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
     return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)
@@ -377,30 +361,6 @@ def test_clipping_by_whomever_equals_one_process(trained: tuple[str, str], how: 
         assert norms == pytest.approx(expected, rel=1e-5)
         assert norms == results[0][0]
         torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
-
-
-def test_ranks_without_a_block_clip_in_the_groups_of_types_that_the_others_have() -> None:
-    """Torch goes through gradients by data type: an empty one must have that of the others."""
-    tables = [
-        evolve(table, data_type=data_type)
-        for table, data_type in zip(tables_of("table_wise", "dense"), ("FP16", "FP32"), strict=False)
-    ]
-    case = Case(tables, (3, 4, 2), "sgd")
-    module = case.module_to_shard()
-
-    def run(env: ShardingEnv) -> tuple[float, list[torch.dtype]]:
-        model = shard(case, env, module)
-        backward(case, model, 0, env.rank)
-        parameters = list(model.parameters())
-        types = [own.grad.dtype for own in parameters if own.grad is not None]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, 0.1)), types
-
-    one = OneProcess(case)
-    one.gradients(0)
-    expected = float(torch.nn.utils.clip_grad_norm_(one.module.parameters(), 0.1))
-    for norm, types in run_simulated(run, case.world_size):
-        assert norm == pytest.approx(expected, rel=1e-2)  # halves have 11 bits
-        assert types == [torch.float16, torch.float32]
 
 
 READ: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -574,15 +534,6 @@ def test_hooks_on_gradients_that_would_never_be_called_are_refused(hook: str, up
     backward(case, model, 0, 0)
 
 
-def test_learning_rate_of_the_step_is_that_which_is_set_before_it() -> None:
-    case, model = alone()
-    before = {name: value.clone() for name, value in model.full_state_dict().items()}
-    backward(case, model, 0, 0)
-    model.fused_optimizer.param_groups[0]["lr"] = 0.0
-    model.fused_optimizer.step()
-    torch.testing.assert_close(dict(model.full_state_dict()), before, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("how", CLIPPED)
 def test_gradients_that_were_applied_are_refused_by_what_can_be_done(how: str) -> None:
     case, model = alone("in_backward")
@@ -594,18 +545,6 @@ def test_gradients_that_were_applied_are_refused_by_what_can_be_done(how: str) -
     model.zero_grad(set_to_none=False)
     model.zero_grad()
     assert all(parameter.grad is None for parameter in parameters)
-
-
-def test_optimizers_pass_over_what_the_backward_pass_has_updated() -> None:
-    case, model = alone("in_backward")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    backward(case, model, 0, 0)
-    before = {name: value.clone() for name, value in model.full_state_dict().items()}
-    optimizer.step()
-    torch.testing.assert_close(dict(model.full_state_dict()), before, rtol=0, atol=0)
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    optimizer.zero_grad()
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_scaler_that_is_given_tables_updated_in_the_backward_pass_is_refused() -> None:
@@ -722,21 +661,6 @@ def test_second_backward_pass_through_one_forward_pass_is_refused_and_the_next_s
     torch.testing.assert_close(dict(model.full_state_dict()), dict(one.module.state_dict()), **TOLERANCE)
 
 
-@pytest.mark.parametrize("between", ["other optimizer", "zero_grad", "step"])
-def test_second_backward_pass_after_a_step_or_zero_grad_is_an_update_by_itself(between: str) -> None:
-    case, model = alone("in_backward", "adagrad")
-    values = case.output(model(case.batch(0, 0)))
-    values.sum().backward(retain_graph=True)
-    once = {name: value.clone() for name, value in model.full_state_dict().items()}
-    {
-        "other optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step,
-        "zero_grad": model.fused_optimizer.zero_grad,
-        "step": model.fused_optimizer.step,
-    }[between]()
-    values.square().sum().backward()
-    assert not all(torch.equal(once[name], value) for name, value in model.full_state_dict().items())
-
-
 def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:
     """They would be clipped before they are unscaled."""
     case = mixed()
@@ -782,12 +706,6 @@ def test_max_gradient_clips_the_gradients_of_outputs_as_in_one_process(
         one.optimizer.step()
     for weights in run_simulated(run, case.world_size):
         torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
-
-
-def test_unknown_time_of_updates_is_refused() -> None:
-    case, _ = alone()
-    with pytest.raises(InvalidInputError, match=r"update must be 'in_backward' or 'in_step'.*got 'in_stpe'"):
-        case.sharder().updating("in_stpe")
 
 
 def test_tables_are_resharded_between_steps_but_not_with_gradients() -> None:

@@ -1,4 +1,4 @@
-"""Tests of ``quant_triton``, interpreted on the CPU or compiled on a CUDA device, run by ``test_quant_triton.py``."""
+"""Tests of ``quant_triton``, interpreted on the CPU or compiled on CUDA; ``test_quantized_kernels.py`` runs them."""
 
 from __future__ import annotations
 

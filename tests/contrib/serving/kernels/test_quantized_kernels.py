@@ -13,6 +13,7 @@ from shardwright_serving.plugin import shardwright_compute_kernels
 from shardwright_serving.rows.formats import SERVED
 from tests.contrib.serving.tables.quantized_tables import outputs, tables_of
 from tests.plugins.compute_kernels.loops import is_here, kernel_of, skip_unless_here
+from tests.plugins.compute_kernels.test_triton import check, launches_for, loose_kernels
 
 import shardwright as sw
 from shardwright_testing import RowFormatTests, ServingKernelTests
@@ -52,26 +53,6 @@ def test_kernels_come_to_the_bits_of_plain_torch(kernel: str, precision: str, is
         assert torch.equal(found, wanted)
 
 
-def test_numba_reads_tables_of_several_precisions_in_one_call() -> None:
-    blocks = [
-        block_spec(9, columns, data_type=precision, optimizer=None, is_frozen=True)
-        for precision, columns in zip(PRECISIONS, (64, 20, 7, 16, 3), strict=True)
-    ]
-    kernel = kernel_of("quant_numba")
-    assert len({kernel.group_key(spec.request) for spec in blocks}) == 1
-    batch = draw(blocks, (6,), is_weighted=False)
-    found = sums("quant_numba", blocks, batch).split([spec.block.num_columns for spec in blocks], dim=1)
-    for slot, (spec, own) in enumerate(zip(blocks, found, strict=True)):
-        alone = attrs.evolve(batch, bags=[[batch.bags[0][slot]]])
-        generator = torch.Generator().manual_seed(slot)
-        rows = serving.quantize_rows(
-            torch.randn(9, spec.block.num_columns, generator=generator), spec.table.data_type
-        )
-        lookup = kernel_of("quant_torch").build([spec], device=torch.device("cpu"))
-        lookup.adopt(0, rows.packed())
-        assert torch.equal(own.flatten(), lookup.forward(alone.as_bags(), training=False)[0].flatten())
-
-
 @pytest.mark.parametrize("wrong", [-1, 9, 2**40])
 def test_numba_refuses_an_id_that_is_no_row(wrong: int) -> None:
     block = block_spec(9, 8, data_type="INT8", optimizer=None, is_frozen=True)
@@ -106,21 +87,6 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
     plain = sw.KernelRequest("cpu", sw.DataType.INT8, 16, 16, is_frozen=True, on_this_machine=True)
     assert kernel_of(kernel).supports(plain) is True
     assert reason in str(kernel_of(kernel).supports(attrs.evolve(plain, **changes)))
-
-
-def test_kernels_that_do_not_train_are_offered_to_tables_that_are_served_alone() -> None:
-    topology = sw.Topology(world_size=2, compute_device="cpu")
-    planner = sw.EmbeddingShardingPlanner(topology=topology)
-    served = sw.TableSpec("s", 1000, 16, ("f",), "FP16", optimizer=None, is_frozen=True)
-    trained = attrs.evolve(
-        served, name="t", data_type="FP32", optimizer=sw.OptimizerSpec("sgd"), is_frozen=False
-    )
-    found = {}
-    for table in (served, trained):
-        (own,) = planner.plan_tables([table]).plan[""].values()
-        found[table.name] = own.compute_kernel
-    assert found["s"].startswith("quant_")
-    assert not found["t"].startswith("quant_")
 
 
 def model(pooling: str, *, is_weighted: bool = False) -> Any:
@@ -192,3 +158,48 @@ class TestServingKernels(ServingKernelTests):
     def compute_kernel(self, request: pytest.FixtureRequest) -> sw.ComputeKernel:
         kernel: sw.ComputeKernel = request.param()
         return kernel
+
+
+CHECKS = "tests/contrib/serving/kernels/quant_triton_checks.py"
+
+
+COMPILE = "tests.contrib.serving.kernels.triton_compile"
+
+
+@pytest.mark.slow
+def test_interpreted_lookups_keep_what_the_kit_and_all_checks_ask() -> None:
+    pytest.importorskip("triton")
+    check(interpret=True, checks=CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_lookups_of_all_cases_compile_to_machine_code(capability: int) -> None:
+    found = launches_for(capability, 99, COMPILE)
+    assert [line["kernel"] for line in found] == ["look_up_rows"] * 5
+    assert all(line["has_machine_code"] and line["rounds_to_nearest"] for line in found)
+    # Four INT8 columns are read at once, and four results are written.
+    assert "ld8" not in found[0]["accesses"]
+    assert "st128" in found[0]["accesses"]
+
+
+def test_batches_whose_payload_begins_elsewhere_are_compiled_once() -> None:
+    pytest.importorskip("triton")
+    assert loose_kernels({"look_up_rows": "shardwright_serving.kernels._triton_kernels"}) == ["look_up_rows"]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_compiled_lookups_keep_what_the_kit_and_all_checks_ask() -> None:
+    check(interpret=False, checks=CHECKS)
+
+
+@pytest.mark.parametrize(("precision", "kernel"), [("INT8", "quant_fbgemm"), ("FP8", "quant_triton")])
+def test_served_tables_on_cuda_take_triton_where_fbgemm_has_not_the_precision(
+    monkeypatch: pytest.MonkeyPatch, precision: str, kernel: str
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    topology = sw.Topology(world_size=2, compute_device="cuda")
+    planner = sw.EmbeddingShardingPlanner(topology=topology, objective="serving")
+    table = sw.TableSpec("t", 1000, 64, data_type=precision, optimizer=None, is_frozen=True)
+    assert planner.plan_tables([table]).plan[""]["t"].compute_kernel == kernel

@@ -13,21 +13,16 @@ from typing import Any
 import pytest
 import shardwright_serving as serving
 import torch
-from shardwright_serving import quantize_rows
-from shardwright_serving.packages import checking, rows_file
+from shardwright_serving.packages import checking
 from shardwright_serving.packages.checking import check_package, drawn_inputs
-from shardwright_serving.packages.loading import map_rows
 from shardwright_serving.packages.manifest import Manifest
-from shardwright_serving.packages.rows_file import TableRows, laid_out, write_rows
 from shardwright_serving.packages.served import served_in, tables_of
-from shardwright_serving.packages.stored_tables import StoredTables
 from tests.contrib.serving.packages.models import BATCHES, EXAMPLE, PER_TABLE, Model, bag, batch
 from tests.errors import files_of_at_most, raises
 from tests.programs import printed_by
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright_plugins.checkpoint import entries
 
 # torch.export takes a second or two a model; in each run, the model of `package` is exported.
 FORMS = ["torchscript", pytest.param("exported", marks=pytest.mark.slow)]
@@ -128,26 +123,6 @@ def test_ids_that_are_no_rows_raise(package: Path) -> None:
             loaded.predict(wrong, dense)
         with pytest.raises((RuntimeError, IndexError)):
             loaded.run(wrong.values(), wrong.lengths(), wrong.weights(), dense)
-
-
-@pytest.mark.parametrize("data_type", ["INT8", "INT4", "INT2", "FP8", "FP16"])
-def test_rows_are_written_block_by_block_as_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_type: str
-) -> None:
-    weight = torch.randn(50, 7)
-    seen: list[int] = []
-    monkeypatch.setattr(
-        rows_file, "quantize_rows", lambda block, kind: seen.append(len(block)) or quantize_rows(block, kind)
-    )
-
-    def written(at_once: int) -> Tensor:
-        monkeypatch.setattr(rows_file, "BLOCK_BYTES", at_once * 7 * 4)
-        (table,) = laid_out([TableRows("t", sw.DataType(data_type), 50, 7)])
-        write_rows(tmp_path / "rows", [table], lambda position: weight.split(table.rows_at_once))
-        return map_rows(tmp_path / "rows").clone()
-
-    assert torch.equal(written(50), written(8))
-    assert seen == [50, *[8] * 6, 2]
 
 
 def test_rows_that_cannot_be_quantized_name_the_table(tmp_path: Path) -> None:
@@ -291,33 +266,6 @@ def test_folder_that_is_there_is_refused(tmp_path: Path) -> None:
         serving.export_for_inference(Sequences(), FEATURES, tmp_path)
 
 
-def test_example_of_one_sample_without_ids_will_do(tmp_path: Path) -> None:
-    model = sw.EmbeddingBagCollection([bag("t", 9, 2, ["f"])])
-    one, two = (sw.KeyedJaggedTensor.from_lists({"f": bags}) for bags in ([[]], [[1, 2], []]))
-    path = serving.export_for_inference(model, one, tmp_path / "p", forms=["torchscript"], check=False)
-    wanted = serving.quantize_embeddings(model)(two).values()
-    torch.testing.assert_close(
-        serving.load_package(path).predict(two)["values"], wanted, rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("form", ["exported", "torchscript", pytest.param("pt2", marks=pytest.mark.slow)])
-def test_model_of_one_feature_serves_any_numbers_of_its_ids_and_refuses_wrong_lengths(
-    form: str, tmp_path: Path
-) -> None:
-    model = sw.EmbeddingCollection([sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])])
-    example = sw.KeyedJaggedTensor.from_lists({"f": [[3, 1], []]})
-    path = serving.export_for_inference(model, example, tmp_path / "p", forms=[form])
-    package = serving.load_package(path, form)
-    for bags in ([[]], [[5]], [[1, 2], [], [3]]):
-        batch = sw.KeyedJaggedTensor.from_lists({"f": bags})
-        wanted = serving.quantize_embeddings(copy.deepcopy(model))(batch)["f"].values()
-        found, *_ = package.run(batch.values(), batch.lengths().long())
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(RuntimeError):
-        package.run(torch.tensor([1, 2, 3]), torch.tensor([1, 20]))
-
-
 def test_patch_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = serving.export_for_inference(items(), FEATURES, tmp_path / "p", forms=["exported"], check=False)
     (path / "patches").mkdir()
@@ -361,25 +309,6 @@ def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -
 
     printed_by("-c", MEMORY, tmp_path, "save")
     assert float(printed_by("-c", MEMORY, tmp_path, "export")) < 256
-
-
-def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_file, "BLOCK_BYTES", 1 << 18)
-    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 18)
-    model = sw.EmbeddingBagCollection([bag("t", 40_000, 16, ["f"])])
-    stored = StoredTables(sw.save_checkpoint(tmp_path, model).path)
-    load, read = torch.load, []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        read.append(load(*args, **kwargs))
-        return read[-1]
-
-    monkeypatch.setattr(torch, "load", counted)
-    (table,) = laid_out([TableRows("t", sw.DataType.INT8, 40_000, 16)])
-    blocks = [block.clone() for block in stored.blocks(table, "embedding_bags.t.weight")]
-    assert len(blocks) == 10
-    assert torch.equal(torch.cat(blocks), model.table_weight("t"))
-    assert sum(piece.nbytes for piece in read) == 40_000 * 16 * 4
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -665,3 +594,64 @@ def test_collection_whose_batch_the_model_makes_is_exported(tmp_path: Path, form
     folder = serving.export_for_inference(model, features, tmp_path / "package", forms=[form])
     other = sw.KeyedJaggedTensor.from_lists({"f": [[7], [8], [], [1, 29]]})
     torch.testing.assert_close(serving.load_package(folder).predict(other), model(other))
+
+
+@pytest.fixture(scope="module")
+def sharded() -> sw.DistributedModelParallel:
+    """The model, its tables cut by columns where they can be."""
+    rules = {"*": sw.ParameterConstraints(sharding_types=["column_wise"], min_partition=4)}
+    topology = sw.Topology(world_size=1, compute_device="cpu")
+    planner = sw.EmbeddingShardingPlanner(topology=topology, constraints=rules)
+    sharders = [sw.EmbeddingBagCollectionSharder(), sw.EmbeddingCollectionSharder()]
+    plan = planner.plan(Model("meta"), sharders)
+    return sw.DistributedModelParallel(Model(), env=sw.ShardingEnv.local(device_type="cpu"), plan=plan)
+
+
+def test_sharded_model_is_exported_through_a_checkpoint_that_goes(
+    tmp_path: Path, sharded: sw.DistributedModelParallel
+) -> None:
+    path = export(tmp_path, sharded, forms=["torchscript"])
+    assert_predicts(path, "torchscript", Model())
+    assert [one.name for one in tmp_path.iterdir()] == ["package"]
+
+
+def test_checkpoint_of_a_sharded_model_is_exported_by_a_model_on_meta(
+    tmp_path: Path, sharded: sw.DistributedModelParallel
+) -> None:
+    saved = sw.save_checkpoint(tmp_path / "saved", sharded)
+    path = export(tmp_path, Model("meta"), checkpoint=saved.path, forms=["torchscript"])
+    assert_predicts(path, "torchscript", Model())
+    other = Model("meta")
+    other.over.insert(1, nn.Linear(8, 8))
+    with pytest.raises(sw.CheckpointError, match=r"has no tensor 'model.over.1.weight'"):
+        export(tmp_path / "other", other, checkpoint=saved.path, forms=["torchscript"])
+
+
+def test_collections_cut_for_serving_are_exported(tmp_path: Path) -> None:
+    quantized = serving.quantize_embeddings(Model(), "INT8", per_table=PER_TABLE)
+    rules = {"*": sw.ParameterConstraints(sharding_types=["row_wise"])}
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints=rules)
+    sharders = [serving.QuantEmbeddingBagCollectionSharder(), serving.QuantEmbeddingCollectionSharder()]
+    placed = serving.shard_for_serving(quantized, planner.plan(quantized, sharders))
+    path = serving.export_for_inference(
+        placed, batch(EXAMPLE), tmp_path / "package", forms=["torchscript"], check=False
+    )
+    package = serving.load_package(path)
+    for seed, lengths in enumerate(BATCHES):
+        dense, features = batch(lengths, seed)
+        wanted = quantized(dense, features)
+        torch.testing.assert_close(package.predict(features, dense), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_a_sharded_module_need_its_wrapper(
+    tmp_path: Path, sharded: sw.DistributedModelParallel
+) -> None:
+    with pytest.raises(
+        sw.InvalidInputError, match="no weights here: give the DistributedModelParallel around"
+    ):
+        serving.export_for_inference(sharded.module, batch(EXAMPLE), tmp_path / "package")
+    quantized = sw.DistributedModelParallel(serving.quantize_embeddings(Model()), env=sharded.env)
+    with pytest.raises(
+        sw.UnsupportedError, match=r"cut over ranks: give model.unshard\(\), which every rank"
+    ):
+        serving.export_for_inference(quantized, batch(EXAMPLE), tmp_path / "package")

@@ -93,18 +93,6 @@ def test_scripted_model_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
     printed_by("-c", FRESH, tmp_path / "model.pt", tmp_path / "batch.pt")
 
 
-@pytest.mark.parametrize("kind", [Pooled, Sequences])
-def test_scripted_model_takes_no_ids_that_are_floats(kind: type[nn.Module]) -> None:
-    script = scripted(kind(serving.quantize_embeddings(Model())))
-    _, features = batch(BATCHES[0], 0)
-    ids = features.values().double() + 0.5
-    floats = sw.KeyedJaggedTensor(
-        features.keys(), ids, features.weights_or_none(), lengths=features.lengths()
-    )
-    with pytest.raises(torch.jit.Error, match="ids are floats"):
-        script(floats)
-
-
 @pytest.mark.parametrize("kind", ["table_wise", "grid_shard"])
 def test_scripted_shards_of_one_process_equal_unsharded(kind: str) -> None:
     bags = serving.quantize_embeddings(

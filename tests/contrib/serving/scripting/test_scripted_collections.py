@@ -105,19 +105,6 @@ def test_form_of_a_collection_gives_what_it_gives(kind: str, form: str, is_alone
         assert_same(made(features), own(features))
 
 
-def test_model_that_was_scripted_is_as_before_and_shares_its_weights() -> None:
-    model = Pooled(is_weighted=False)
-    script = torch.jit.script(model)
-    assert isinstance(model.bags, sw.EmbeddingBagCollection)
-    assert model.state_dict().keys() == script.state_dict().keys()
-    with pytest.raises(sw.InvalidInputError, match="'user': id 50"):
-        model(batch([[50]], [[0]]))
-    script(BATCHES[0]).values().sum().backward()
-    grad = model.bags.table_weight("whole").grad
-    assert grad is not None
-    assert grad.sum() == 4 * 8  # ids of two features of this table, eight columns
-
-
 def test_scripted_model_names_no_row_that_is_not_there() -> None:
     script = torch.jit.script(Pooled(is_weighted=True))
     for wrong in (batch([[50]], [[0]]), batch([[-1]], [[0]])):

@@ -84,25 +84,6 @@ def test_trace_gives_what_the_code_gives(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_trace_takes_batches_without_stand_ins_as_they_are() -> None:
-    def add(x: Tensor) -> Tensor:
-        return x + batch("a").values()
-
-    assert torch.fx.symbolic_trace(add)(torch.ones(3)).tolist() == [6, 8, 2]
-
-
-def test_batches_are_made_without_torchs_warning_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.fx._symbolic_trace.is_fx_tracing_warning", lambda: pytest.fail("it warned"))
-    assert batch("a").permute([0]).keys() == ["a"]
-
-
-def test_batches_are_made_by_a_torch_that_has_no_flag_of_its_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As releases after 2.13, which keep it for each thread; torch's own question is then another function too.
-    monkeypatch.delattr("torch.fx._symbolic_trace._is_fx_tracing_flag", raising=False)
-    monkeypatch.setattr("shardwright_serving.scripting.traces.is_fx_symbolic_tracing", lambda: False)
-    assert batch("a").keys() == ["a"]
-
-
 def parts_of(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
     first, none, last = kjt.split([1, 0, 1])
     joined = KeyedJaggedTensor.concat([last, first])
@@ -148,54 +129,11 @@ def test_torchscript_makes_and_parts_batches_as_python_does(code: Any, weighted:
         assert (found.weights_or_none() is None) == (wanted.weights_or_none() is None)
 
 
-def rejoined(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
-    found = parts_of(kjt)
-    found.append(KeyedJaggedTensor.from_jt_dict(kjt.to_dict()))
-    found.append(kjt.to(torch.device("cpu")))
-    return found
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_torchscript_keeps_columns_as_python_does(weighted: bool) -> None:
-    plain = two_keys(weighted=weighted)
-    columns = {**plain.columns(), "count": torch.arange(5) * 3}
-    kjt = KeyedJaggedTensor(plain.keys(), plain.values(), lengths=plain.lengths(), columns=columns)
-    for found, wanted in zip(scripted(rejoined)(kjt), rejoined(kjt), strict=True):
-        assert {name: column.tolist() for name, column in found.columns().items()} == {
-            name: column.tolist() for name, column in wanted.columns().items()
-        }
-        assert "count" in found.columns()
-
-
-def with_counts(kjt: KeyedJaggedTensor, counts: Tensor) -> list[KeyedJaggedTensor]:
-    columns = {"count": counts}
-    return [
-        KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), columns=columns),
-        KeyedJaggedTensor.from_lengths_sync(kjt.keys(), kjt.values(), kjt.lengths(), columns=columns),
-        KeyedJaggedTensor.from_offsets_sync(kjt.keys(), kjt.values(), kjt.offsets(), columns=columns),
-    ]
-
-
-def test_torchscript_makes_batches_with_columns_as_python_does() -> None:
-    kjt, counts = two_keys(weighted=False), torch.arange(5) * 3
-    for found in [*scripted(with_counts)(kjt, counts), *with_counts(kjt, counts)]:
-        assert {name: column.tolist() for name, column in found.columns().items()} == {
-            "count": counts.tolist()
-        }
-        assert found.lengths().tolist() == kjt.lengths().tolist()
-
-
 def test_torchscript_reads_bags_and_sizes_as_python_does() -> None:
     kjt = two_keys(weighted=False)
     found = scripted(bags_of)(kjt)
     assert [bag.tolist() for bag in found] == [bag.tolist() for bag in bags_of(kjt)] == [[], [], [3, 4]]
     assert scripted(facts_of)(kjt) == facts_of(kjt)
-
-
-def test_static_functions_of_sparse_types_are_scripted_by_themselves() -> None:
-    empty = scripted(KeyedJaggedTensor.empty)()
-    assert scripted(KeyedJaggedTensor.empty_like)(empty).to_dict() == {}
-    assert scripted(JaggedTensor.empty)().to_dense() == []
 
 
 def with_column(kjt: KeyedJaggedTensor, name: str, column: Tensor) -> KeyedJaggedTensor:
@@ -279,20 +217,6 @@ def test_torchscript_gives_what_python_gives(code: Callable[..., Any], given: An
             torch.testing.assert_close(one, other, rtol=0, atol=0)
         else:
             assert one == other
-
-
-def test_torchscript_regroups_no_key_that_two_tensors_have() -> None:
-    with pytest.raises(torch.jit.Error, match="none or several: a"):
-        scripted(regrouped)([pooled("a"), pooled("b"), pooled("a")])
-
-
-def test_torchscript_of_a_trace_needs_no_annotation_of_a_sparse_type() -> None:
-    class Second(nn.Module):
-        def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
-            return KeyedJaggedTensor.from_lengths_sync(["a", "b"], values, lengths)["b"].values()
-
-    script = scripted(torch.fx.symbolic_trace(Second()))
-    assert script(VALUES, LENGTHS).tolist() == [7, 1]
 
 
 def test_torchscript_says_which_functions_it_has() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import shardwright_serving as serving
 import torch
-from shardwright_serving import KnownIds, QuantizedRows, with_zero_row
+from shardwright_serving import QuantizedRows
 from tests.contrib.serving.scripting.test_quantized_scripts import Pooled
 from tests.contrib.serving.tables.test_sharded_quantized import batch, collection, outputs, plan_of
 
@@ -59,38 +59,6 @@ def test_lengths_that_do_not_add_up_raise(pooling: str, keys: list[str], kernel:
             match=r"add up to|is 9, but there are",
         ):
             model(sw.KeyedJaggedTensor(keys, ids, lengths=lengths))
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.bool, torch.float32])
-def test_ids_of_other_types_raise_as_those_of_float_tables(dtype: torch.dtype) -> None:
-    lengths = torch.tensor([1, 0, 1, 0])
-    features = sw.KeyedJaggedTensor(["f", "g"], torch.zeros(2).to(dtype), lengths=lengths)
-    with pytest.raises(sw.InvalidInputError, match=r"ids are int32 or int64. Convert: .long\(\)"):
-        quantized("SUM")(features)
-
-
-@pytest.mark.parametrize("precision", ["FP16", "INT8"])
-def test_kernel_that_trains_reads_rows_of_float16_and_no_packed_ones(precision: str) -> None:
-    model = quantized("SUM", precision)
-    rule = sw.ParameterConstraints(compute_kernels=["dense"], sharding_types=["row_wise"])
-    planner = sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), constraints={"*": rule})
-    sharders = [serving.QuantEmbeddingBagCollectionSharder()]
-    if precision != "FP16":
-        with pytest.raises(
-            sw.UnsupportedError, match="'dense' cannot look these tables up: it reads no rows"
-        ):
-            model.use_kernel("dense")
-        with pytest.raises(sw.PlanningError, match="'dense': it reads no rows of INT8"):
-            planner.plan(model, sharders)
-        return
-    batch = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], []], "g": [[], [3]]})
-    wanted = model(batch).values()
-    sharded = sw.DistributedModelParallel(
-        model, env=sw.ShardingEnv.local(), plan=planner.plan(model, sharders), sharders=sharders
-    )
-    torch.testing.assert_close(sharded(batch).values(), wanted)
-    model.use_kernel("dense")
-    torch.testing.assert_close(model(batch).values(), wanted)
 
 
 @pytest.mark.parametrize("precision", ["FP16", "FP8"])
@@ -169,24 +137,6 @@ def test_pruned_ids_give_zeros(pooling: str, kept: torch.Tensor) -> None:
     assert torch.equal(outputs(pruned(batch(1))), wanted)
     found = serving.shard_for_serving(pruned, plan_of(pruned, "column_wise", 2, "quant_torch"))
     assert torch.equal(outputs(found(batch(1))), wanted)
-
-
-def test_keys_of_any_size_find_their_rows() -> None:
-    """As the state of a table of keys has them: weights, and the id of each row."""
-    keys = torch.tensor([2**62 + 1, -7, 5, 0])
-    weights = torch.randn(4, 8)
-    rows = with_zero_row(serving.quantize_rows(weights))
-    config = sw.EmbeddingBagConfig(
-        name="t", num_embeddings=5, embedding_dim=8, feature_names=["f"], data_type="INT8"
-    )
-    held = serving.QuantEmbeddingBagCollection([config])
-    held.set_rows("t", rows)
-    found = KnownIds(held, {"t": keys})(
-        sw.KeyedJaggedTensor.from_lists({"f": [[-7, 2**62 + 1], [6, 2**62], [0]]})
-    )
-    values = rows.dequantized()
-    wanted = torch.stack([values[1] + values[0], torch.zeros(8), values[3]])
-    assert torch.equal(found.values(), wanted)
 
 
 def test_pruned_tables_have_what_collections_have() -> None:

@@ -183,18 +183,6 @@ def test_one_process_looks_each_table_up_by_the_kernel_that_the_plan_names() -> 
         served("dense")
 
 
-def test_no_collection_is_copied_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Sequential(serving.quantize_embeddings(collection("SUM")))
-    plan = plan_of(model, "row_wise", 2, "quant_torch")
-    monkeypatch.setattr(serving.QuantEmbeddingBagCollection, "__deepcopy__", pytest.fail, raising=False)
-    served = serving.shard_for_serving(model, plan)
-    assert served is not model
-    held = model[0].quantized_rows("a").packed()
-    assert (
-        served[0].blocks_of("a")[0].packed().untyped_storage().data_ptr() != held.untyped_storage().data_ptr()
-    )
-
-
 @pytest.mark.parametrize(
     ("part", "devices", "error", "text"),
     [

@@ -66,13 +66,6 @@ def test_shardable_parameters_are_the_tables() -> None:
     }
 
 
-def test_decay_of_no_mode_does_nothing() -> None:
-    rule = sw.host.host().optimizers.create("sgd")
-    plain = {**rule.parameters, "weight_decay_mode": "none"}
-    assert not rule.refusal(plain)
-    assert rule.numbers({**plain, "weight_decay": 0.5}, 0.1, 1.0) == rule.numbers(plain, 0.1, 1.0)
-
-
 def test_random_batches_are_torchrecs() -> None:
     """Of TorchRec 1.8.0 with this seed."""
     (batch,) = RandomRecDataset(["a"], 200, manual_seed=1, num_batches=1)

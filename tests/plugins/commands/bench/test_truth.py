@@ -8,7 +8,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -17,11 +16,10 @@ from tests.plugins.reports.test_html_page import Page
 from tests.programs import printed_by
 from typer.testing import CliRunner
 
-from shardwright import InvalidInputError, ShardingPlan, Topology, UnsupportedError, Workload
+from shardwright import InvalidInputError, ShardingPlan, UnsupportedError, Workload
 from shardwright.cli import app
 from shardwright_plugins.commands.bench.truth import command, running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
-from shardwright_plugins.commands.bench.truth.plans import candidates, described
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
 from shardwright_plugins.estimators.engine.machine import shipped_machine
 from shardwright_plugins.measuring import phases
@@ -80,16 +78,6 @@ def test_truth_measures_the_phases_that_estimators_price(run: tuple[Path, dict])
             assert min(measured["step_ms"], found["forward_compute"], found["backward_compute"]) > 0
 
 
-def test_truth_predicts_what_the_plan_says_of_itself(run: tuple[Path, dict]) -> None:
-    for name in ("torchrec", "roofline"):
-        own = next(entry for entry in run[1]["workloads"][0]["plans"] if name in entry["chosen_by"])
-        plan = ShardingPlan.from_json(own["plan"])
-        if plan.document["inputs"]["estimator"]["value"] == name:
-            assert own["predicted"][name]["step_ms"] == pytest.approx(
-                plan.document["objective"]["value_ms"], abs=1e-4
-            )
-
-
 def test_truth_judges_as_another_computation_does(run: tuple[Path, dict]) -> None:
     result = run[1]["workloads"][0]
     took = np.array([entry["step_ms"] for entry in result["plans"]])
@@ -113,45 +101,12 @@ def test_final_is_of_the_plans_that_were_chosen_and_of_the_quickest(run: tuple[P
     assert sorted(running.finalists([4, 9, 3, 2, 1, 5, 6], chosen)) == [0, 1, 2, 3, 4]
 
 
-def test_truth_tells_how_much_slower_the_machine_is_than_its_document(
-    run: tuple[Path, dict], tmp_path: Path
-) -> None:
-    now_ms = run[1]["workloads"][0]["reference_ms"]
-    assert len(now_ms) == 2
-    machine = shipped_machine()
-    then = attrs.evolve(
-        machine, made={**machine.made, "reference_ms": [9.0, 0.5, 1.5]}
-    )  # 1 ms with the steps
-    path = tmp_path / "machine.json"
-    path.write_text(then.to_json())
-    names = [f"engine:machine={path}", "roofline"]
-    words = ["bench", "truth", "--again", str(run[0]), "--json"]
-    words += [word for name in names for word in ("--estimator", name)]
-    found = CliRunner().invoke(app, words, catch_exceptions=False)
-    judged = json.loads(found.stdout)["workloads"][0]["estimators"]
-    assert judged[names[0]]["slower_machine"] == pytest.approx(np.mean(now_ms), abs=1e-3)
-    assert judged["roofline"]["slower_machine"] is None
-
-
 def test_truth_again_judges_others_by_the_same_measurements(run: tuple[Path, dict]) -> None:
     words = ["bench", "truth", "--again", str(run[0]), "--estimator", "roofline", "--json"]
     found = CliRunner().invoke(app, words, catch_exceptions=False)
     (again,), (first,) = json.loads(found.stdout)["workloads"], run[1]["workloads"]
     assert again["estimators"] == {"roofline": first["estimators"]["roofline"]}
     assert [entry["runs"] for entry in again["plans"]] == [entry["runs"] for entry in first["plans"]]
-
-
-def test_truth_shows_the_phases_of_a_step_and_not_what_a_search_is_given(run: tuple[Path, dict]) -> None:
-    words = ["bench", "truth", "--again", str(run[0]), "--estimator", "engine", "--json"]
-    found = CliRunner().invoke(app, words, catch_exceptions=False)
-    for entry in json.loads(found.stdout)["workloads"][0]["plans"]:
-        predicted = entry["predicted"]["engine"]
-        assert "exchanges" not in predicted["phases_ms"]
-        assert {"forward_communication", "backward_communication"} <= predicted["phases_ms"].keys()
-        on_ranks = np.sum(list(predicted["phases_ms"].values()), axis=0)
-        assert on_ranks == pytest.approx(
-            [predicted["step_ms"]] * 2, abs=1e-3
-        )  # the others wait for the slowest
 
 
 def test_truth_report_has_a_dot_a_plan_where_its_times_are(run: tuple[Path, dict], tmp_path: Path) -> None:
@@ -183,14 +138,6 @@ def test_truth_report_has_a_dot_a_plan_where_its_times_are(run: tuple[Path, dict
     assert [note.partition(":")[0] for note in notes] == [plan["label"] for plan in plans]
     assert "<script" not in text
     assert "http" not in text.replace("http-equiv", "")
-
-
-def test_truth_report_without_plans_that_can_be_priced_is_empty() -> None:
-    judged = {"spearman": float("nan"), "median_error": float("nan")}
-    plan = {"step_ms": 1.0, "label": "<b>", "predicted": {"roofline": None}}
-    workload = {"workload": {}, "plans": [plan], "estimators": {"roofline": judged}}
-    data = {"processor": "<b>", "settings": {"ranks": 2, "steps": 3}, "workloads": [workload]}
-    assert not [tag for tag, _ in Page(measured_page(data)).tags if tag in ("path", "b")]
 
 
 def phases_of(ranks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, Any]:
@@ -360,16 +307,3 @@ def test_each_round_of_runs_has_every_plan_in_another_order() -> None:
     order = np.reshape(running.order_of_runs(plans=12, rounds=3), (3, 12))
     assert (np.sort(order) == np.arange(12)).all()
     assert len({tuple(one) for one in order.tolist()} | {tuple(range(12))}) == 4
-
-
-@pytest.mark.parametrize("estimator", ["engine", "roofline"])
-def test_plans_are_drawn_from_all_options_whichever_estimator_is_judged(estimator: str) -> None:
-    workload = Workload.from_data(drawn_workload(616))
-    topology = Topology(world_size=2, compute_device="cpu")
-    drawn = [one for one in candidates(workload, topology, [estimator], count=24) if "drawn" in one.label]
-    kinds = [[word.split() for word in described(one.plan)] for one in drawn]
-    of_each_type = {"table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"}
-    assert {sharding_type for kind in kinds for sharding_type, _ in kind} >= of_each_type
-    kernels = [{kernel for _, kernel in kind} for kind in kinds]
-    assert len(set().union(*kernels)) > 1
-    assert sum(len(own) == 1 for own in kernels) > len(kernels) / 2  # one of all tables, as planners choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, Ke
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
 from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine, shipped_machine
-from shardwright_plugins.estimators.engine.step import ENGINE
-from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 from shardwright_plugins.measuring import steps as measuring
+from shardwright_plugins.measuring import timing
 from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
 
@@ -79,44 +79,6 @@ def test_kernel_fit_finds_the_cache_and_the_times_of_a_made_up_kernel() -> None:
     np.testing.assert_allclose(fits["made_up"].update.errors, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("ends", [np.max, lambda own: max(0.75 * own.max(), own.mean())])
-def test_phases_of_steps_give_back_the_constants_they_were_made_of(ends: Callable[[Any], float]) -> None:
-    draw = np.random.default_rng(5)
-    kinds = ("whole", "cut", "copy")
-    constants = {name: draw.uniform(0.1, 1) for name in (*ENGINE, *KERNEL)}
-    loads = [{name: draw.uniform(0, 10, 2) for name in constants} for _ in range(60)]
-    for number, own in enumerate(loads):  # some have tables of one kind, or of two
-        absent = [(), ("cut",), ("copy",), ("cut", "copy")][number % 4]
-        own.update({f"{kind}_result": np.zeros(2) for kind in absent})
-    factors, fixed = {"forward_compute": 1.5, "backward_compute": 0.5}, 4.0
-
-    def phase_ms(own: dict, phase: str) -> float:
-        """Of exchanges the mean over ranks, else what they wait for of kernel and engine; a fixed time in both."""
-        there = [kind for kind in kinds if own[f"{kind}_result"].any()]
-        elements = sum(own[f"{kind}_result"].mean() for kind in kinds)
-        moved = {"mixed_sent": {"whole", "cut"} <= set(there)}
-        took = fixed
-        for name in running.MEASURED[phase]:
-            if name.startswith("mixed"):
-                took += constants[name] * elements * moved.get(name, len(there) > 1)
-            else:
-                took += constants[name] * (ends(own[name]) if phase in factors else own[name].mean())
-        kernel = sum(own[name] * constants[name] for name in OF_KERNELS.get(phase, ()))
-        return float(took + factors.get(phase, 0) * ends(np.broadcast_to(kernel, 2)))
-
-    runs = []
-    for own in loads:
-        phases = {phase: phase_ms(own, phase) for phase in running.MEASURED}
-        runs.append(Measured(sum(phases.values()), phases, 0.0, 0.0))
-    fits = running.fit_phases(loads, runs, {name: constants[name] for name in KERNEL}, ends)
-    found = {name: value for own in fits.values() for name, value in own.constants.items()}
-    for name in ENGINE:
-        assert found[name] == pytest.approx(constants[name], rel=1e-6), name
-    for phase, own in fits.items():
-        assert own.constants["step"] == pytest.approx(fixed)
-        assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
-
-
 @pytest.mark.parametrize(
     ("told", "name"),
     [
@@ -133,22 +95,6 @@ def test_processor_has_its_family_where_its_name_has_no_number(
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda path: told)
     assert processor.__wrapped__() == name
-
-
-def test_as_many_steps_come_out_too_long_as_too_short_though_some_were_disturbed() -> None:
-    plans = [
-        steps.plan_of(StepCase(["table_wise"], 4, 2, 60, 8, ids), Topology(2, "cpu"), "fused_torch")
-        for ids in range(1, 8)
-    ]
-    loads = [steps.loads_of(plan, 1e6) for plan in plans]
-    runs = []
-    for number in range(len(plans)):
-        ms = 3.0 if number < 3 else 1.0  # three of seven runs
-        runs.append(Measured(5 * ms, dict.fromkeys(running.MEASURED, ms), 0.0, 0.0))
-    fits = running.fit_phases(loads, runs, dict.fromkeys(KERNEL, 0.0), np.max)
-    errors = sum(own.errors for own in fits.values())
-    assert np.median(errors) == pytest.approx(0, abs=1e-12)
-    assert {len(own.errors) for own in fits.values()} == {7}
 
 
 @pytest.mark.parametrize("effort", steps.OF_KERNELS_ALONE)
@@ -314,10 +260,6 @@ def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "m.json").exists()
 
 
-def test_shipped_machine_says_where_it_was_measured() -> None:
-    assert {"processor", "date", "ranks", "torch"} <= shipped_machine().made.keys()
-
-
 class _Reached(Exception):
     pass
 
@@ -428,3 +370,72 @@ def test_programs_beside_the_ranks_are_told_host_by_host_where_two_have_one_name
         monkeypatch.setattr(measuring, "_clocks", lambda clocks=clocks: clocks)
         share = others.share()
     assert share == pytest.approx(0.9)
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def passes(self, seconds: float) -> Any:
+        def work(*_: Any, **__: Any) -> tuple[None, None]:
+            self.now_s += seconds
+            return None, None
+
+        return work
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    own = Clock()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: own.now_s)
+    return own
+
+
+def test_timer_tells_the_lower_quartile_of_each_part_without_what_is_before_and_the_first_rounds(
+    clock: Clock,
+) -> None:
+    seconds = iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0])  # the first two warm up
+    found = timing.quartiles_ms(
+        lambda: clock.passes(next(seconds))(), clock.passes(0.25), rounds=5, before=clock.passes(100)
+    )
+    assert found == pytest.approx([2000, 250])
+
+
+class Lookups:
+    """Lookups that take 2 s, their updates 3 s and 4 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.forward, self.anticipate, self.backward = clock.passes(2), clock.passes(3), clock.passes(4)
+
+
+def test_times_of_a_kernel_are_without_the_draw_of_its_ids(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batches(case: KernelCase) -> Iterator[None]:
+        while True:
+            clock.passes(100)()
+            yield None
+
+    monkeypatch.setattr(kernels, "_batches", batches)
+    monkeypatch.setattr(kernels.dist, "barrier", lambda: None)
+    case = KernelCase(1, 10, 4, 2, 1)
+    assert kernels._times(Lookups(clock), case, torch.zeros(1), 3) == pytest.approx((2000, 7000))  # type: ignore[arg-type]
+
+
+def test_fixed_work_is_measured_with_memory_kept_as_that_of_experiments_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def timed(*_: Any, **__: Any) -> list[float]:
+        made.append("measured")
+        return [2.5]
+
+    monkeypatch.setattr(timing, "keep_memory", lambda: made.append("kept"))
+    monkeypatch.setattr(timing, "quartiles_ms", timed)
+    monkeypatch.setattr(timing.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(timing.dist, "all_reduce", lambda *_, **__: None)
+    assert timing.reference_ms() == 2.5
+    assert made == ["kept", "measured"]

@@ -209,14 +209,6 @@ def test_doctor_wrong_variables_are_named_with_the_nearest(run_doctor: Doctor) -
     assert found["torch", "torch"]["state"] == "ok"
 
 
-def test_doctor_leaves_variables_of_plugins_alone() -> None:
-    names = ["SHARDWRIGHT_TORCHREC", "SHARDWRIGHT_STORE_FOLDER", "SHARDWRIGHT_SERVING"]
-    done = run("-m", "shardwright", "doctor", "--json", **dict.fromkeys(names, "1"))
-    found = [findings(done)["environment", name] for name in names]
-    assert (done.returncode, {finding["state"] for finding in found}) == (0, {"ok"})
-    assert all("a plugin may" in finding["reason"] for finding in found)
-
-
 def test_doctor_reads_each_variable_of_the_built_in_parts(run_doctor: Doctor, tmp_path: Path) -> None:
     told = findings(
         run_doctor(

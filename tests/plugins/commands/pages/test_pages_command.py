@@ -39,16 +39,6 @@ def test_pages_are_those_of_core_and_of_packages_of_plugins(scales: EntryPoint) 
     assert (own.name, own.title, own.package) == ("weighing", "How to weigh", "acme_scales")
 
 
-def test_pages_of_plugins_are_found_where_they_are_off(scales: EntryPoint) -> None:
-    found = pages(PluginHost(entry_points=[scales], environment={"SHARDWRIGHT_PLUGINS": ""}))
-    assert "weighing" in {page.name for page in found}
-
-
-def test_pages_have_names_of_their_own() -> None:
-    names = [page.name for page in pages(PluginHost(environment={}))]
-    assert sorted(set(names)) == sorted(names)
-
-
 def test_docs_lists_every_page_and_prints_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     listed = run_python("-m", "shardwright", "docs").stdout
@@ -86,18 +76,3 @@ def test_docs_reference_pages_print_signatures_and_docstrings(capsys: pytest.Cap
     assert "found: str = '', state: str = 'ok'" in told
     assert "## shardwright.Topology(world_size: Annotated[int, Within(ge=1, le=MOST_RANKS)], " in told
     assert inspect.getdoc(shardwright.ParameterConstraints) in told
-
-
-def test_docs_reference_pages_print_public_members_of_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    docs("batches")
-    told = capsys.readouterr().out
-    assert "options:" not in told  # which are the site's
-    bags = told[told.index("## shardwright.KeyedJaggedTensor(") : told.index("## shardwright.JaggedTensor(")]
-    shown = re.findall(r"^### (\w+)", bags, re.MULTILINE)
-    kind = shardwright.KeyedJaggedTensor
-    assert sorted(shown) == sorted(name for name in dir(kind) if not name.startswith("_"))
-    assert inspect.getdoc(kind.from_lists) in bags  # of a base
-    assert "### keys() -> list[str]" in bags
-    assert (
-        "### wait() -> " not in told[told.index("## shardwright.LazyAwaitable") :].split("\n## ")[0]
-    )  # not its own

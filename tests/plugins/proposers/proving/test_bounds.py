@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, Whole, make_host
 from tests.drawn import drawn
@@ -108,17 +107,3 @@ def test_bound_is_never_above_the_best_plan_and_is_proven_again(rows, capacity, 
             prover.choice(part * best)
         assert prover.bound_ms <= best * (1 + 1e-9)
         assert why_unproven(space, prover.bound_ms, prover.proven.certificate, host().extensions) == ""
-
-
-def test_bound_where_nothing_fits_is_none():
-    space = space_of([1000], capacity=10)
-    assert not np.isfinite(prover_of(space).possible_ms)
-
-
-@pytest.mark.parametrize("rows", [[40], [10, 20, 30], [60, 60]])
-def test_bound_names_what_each_leaf_needs(rows):
-    space = space_of(rows, capacity=1500)
-    data = prover_of(space).proven.certificate
-    assert data["z_ms"] > 0
-    assert set(data["multipliers"]) == set(space.tiers)
-    assert min(data["multipliers"].values()) >= 0

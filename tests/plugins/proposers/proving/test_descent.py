@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.proposers.spaces import costed
 
 from shardwright import TableSpec, Topology, Watch
 from shardwright.planning.search.placement import propose
-from shardwright_plugins.proposers.proving.descent import Descent, descended
+from shardwright_plugins.proposers.proving.descent import descended
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Assignment, Catalogue
 
@@ -50,30 +49,3 @@ def test_descended_loads_are_those_of_its_plan(shapes, local, part):
         if gang >= 0:
             gangs.setdefault(gang, set()).add(rank // local)
     assert all(len(hosts) == 1 for hosts in gangs.values())
-
-
-# Loads that are much above a limit are not told apart.
-@drawn(shapes=TABLES, part=st.floats(0.6, 2.0), quick=15, thorough=80)
-@example(shapes=[(1, 16), (1, 16), (1, 16), (49, 64)], part=0.6)
-def test_descent_round_never_raises_its_measure(shapes, part):
-    space = space_of(shapes)
-    start = start_in(space, 1.0)
-    limit = part * float(start.bins.used[:, 0].max())
-    descent = Descent(space, start.catalogue.is_efficient, limit, Effort(), Watch())
-    descent.begin(start.proposal, start.ranks_of_tables)
-    before = descent.measure
-    while descent.round():
-        assert descent.measure <= before * (1 + 1e-9)
-        before = descent.measure
-
-
-def test_descended_relieves_the_rank_that_has_everything():
-    space = space_of([(1000 + index, 64) for index in range(12)], ranks=4, local=4)
-    catalogue = Catalogue(space, Watch())
-    single = [catalogue.menu(table).singles[0] for table in range(12)]
-    even_ms = float(space.total_cost_ms[single].sum()) / 4
-    start = Assignment(catalogue, np.array(single), even_ms * 1.1)
-    start.bins.place(np.zeros(12, dtype=np.int64))
-    result = descended(start, Effort())
-    assert start.value_ms == pytest.approx(4 * even_ms)
-    assert result.value_ms <= even_ms * 1.2

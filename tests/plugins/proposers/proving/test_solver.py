@@ -36,13 +36,6 @@ def test_solver_finds_the_best_whole_numbers():
     assert not found.is_infeasible
 
 
-def test_solver_without_a_solution_says_so():
-    program = attrs.evolve(knapsack(), lower=np.array([-2.0]), upper=np.array([-1.0]))
-    found = solved(program)
-    assert found.x is None
-    assert found.is_infeasible
-
-
 def test_solver_adds_up_entries_of_one_place():
     halves = Entries(np.zeros(6, dtype=np.int64), np.array([0, 1, 2] * 2), np.array([1.0, 1.5, 2.0] * 2))
     assert solved(attrs.evolve(knapsack(), matrix=halves)).x.tolist() == [1.0, 1.0, 0.0]

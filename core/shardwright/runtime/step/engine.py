@@ -273,11 +273,9 @@ class EngineStep:
         self.statuses = [_STATUSES[status] for status in statuses] if any(statuses) else engine.all_fine
         if Status.STOPPED in self.statuses:
             return False
-        if self.statuses is not engine.all_fine:
+        if self.statuses is not engine.all_fine:  # also in the step in which some rank's data ends
             cause, self._cause = self._cause, None  # whose frames have this step, and what its callers hold
-            raise_problems(
-                self.statuses, env.communicator, cause
-            )  # also in the step in which a rank's data ends
+            raise_problems(self.statuses, env.communicator, cause)
             if not goes_on(self.statuses):
                 return False
         sizes = rows[:, _BATCH_SIZE].copy()

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from shardwright.cli import app
-from shardwright_plugins.commands.calibrate import kernels, links, steps
-from shardwright_plugins.measuring import timing
+from shardwright_plugins.commands.calibrate import kernels, links, running, steps
 
 SLOWER = 3.0
 _CASES = (kernels.KernelCase(2, 50, 8, 16, 2), kernels.KernelCase(1, 80, 16, 8, 3))
@@ -26,7 +25,7 @@ def calibrate(path: str, local_world_size: int, *words: str) -> tuple[int, str]:
         mock.patch.object(kernels, "CASES", _CASES),
         mock.patch.object(steps, "cases", return_value=few),
         mock.patch.object(links, "_SIZES", (8, 1 << 12, 1 << 15)),
-        mock.patch.object(timing, "_REFERENCE_ROUNDS", 2),  # its time tells nothing here
+        mock.patch.object(running, "REFERENCE_ROUNDS", 2),  # its time tells nothing here
         mock.patch.object(kernels, "_times", _times_by_host(local_world_size)),
     ):
         done = CliRunner().invoke(app, asked)

@@ -155,7 +155,7 @@ def test_profile_command_names_what_is_wrong_with_the_data(tmp_path: Path, fault
     done = run(tmp_path / "tables.json", file, "--output", tmp_path / "rules.json")
     expected = {
         "column": "Did you mean 'bougth'",
-        "short": "have 1 whole steps of 8 samples; a profile needs 2 at least",
+        "short": "have 1 whole step of 8 samples; a profile needs 2 at least",
     }.get(fault, "0.parquet cannot be read")
     assert isinstance(done.exception, sw.ShardwrightError)
     assert expected in str(done.exception)

@@ -115,7 +115,7 @@ def _check(settings: DemoSettings) -> None:
     count = torch.accelerator.device_count() if found and found.type == settings.device else 0
     if settings.device != "cpu" and count < settings.ranks:
         raise UnsupportedError(
-            f"--device {settings.device}: --ranks {settings.ranks} needs as many devices, and torch "
+            f"--device {settings.device}: {settings.ranks} ranks need as many devices, and torch "
             f"{torch.__version__} finds {count} here. Use fewer --ranks, or --device cpu."
         )
     folder = settings.checkpoint

@@ -94,7 +94,7 @@ class PooledArrangement(Arrangement):
         return Move(widths, source, Placement.in_one(begins, places.shape[1]))
 
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
-        flat, size = [own.view(-1) for own in brought], batch.batch_size
+        flat, size = [own.reshape(-1) for own in brought], batch.batch_size
         used = flat[self._used[0]]
         if len(self._used) > 1:
             used = torch.cat([flat[index] for index in self._used])

@@ -298,6 +298,21 @@ def test_ranks_that_average_something_else_are_one_error() -> None:
     assert "optimizer_state is rank 0: True; " in text
 
 
+def test_group_that_left_a_batch_out_is_found_in_the_averaging() -> None:
+    plan = planned(["row_wise"]).made
+
+    def work(env: Any) -> str:
+        model = wrapped(env, plan)
+        if env.everyone.rank % 2:  # one of the two groups
+            loss_of(model, 0, env.everyone.rank).backward()
+        with pytest.raises(DistributedError) as raised:
+            model.sync()
+        return str(raised.value)
+
+    for text in simulated(work):
+        assert "calls_before is rank" in text
+
+
 def test_wrong_group_sizes_and_steps_are_refused() -> None:
     plan = planned(["row_wise"]).made
     with pytest.raises(

@@ -102,6 +102,14 @@ def test_from_dense_takes_empty_bags(
     assert (jt.values().dtype, jt.lengths().tolist()) == (dtype, lengths)
 
 
+def test_empty_like_keeps_dtypes_and_columns() -> None:
+    like = JaggedTensor(torch.ones(2, 3), torch.ones(2, dtype=torch.float16), torch.tensor([2]))
+    jt = JaggedTensor.empty_like(like)
+    assert tuple(jt.values().shape) == (0, 3)
+    assert (jt.weights().dtype, jt.lengths().dtype) == (torch.float16, torch.int64)
+    jt.validate()
+
+
 @pytest.mark.parametrize(
     ("jt", "text"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from tests.plugins.proposers.spaces import costed
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError
@@ -41,6 +42,11 @@ from shardwright_plugins.plan_differences.rederived import Rederived
 from shardwright_testing import installed
 
 BATCH = 64
+
+
+def zipf_ids(rows: int, count: int, exponent: float) -> np.ndarray[Any, Any]:
+    weights = np.arange(1.0, rows + 1) ** -exponent
+    return np.random.default_rng(0).choice(rows, size=count, p=weights / weights.sum())
 
 
 def options_of(
@@ -348,6 +354,35 @@ def test_plan_lists_as_assumed_that_a_kernel_is_taken_for_another(
     assert inputs.get("engine.kernels", {"value": {}})["value"] == assumed
 
 
+@pytest.mark.parametrize("exponent", [1.0, 1.3])
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_distinct_rows_and_pages_of_a_profile_are_those_of_its_ids(exponent: float, kind: str) -> None:
+    """A profile of a step says how many of its rows are distinct; the tables' shards have so many together."""
+    rows, ids = 20_000, 2 * BATCH * 30
+    drawn = zipf_ids(rows, ids, exponent)
+    distinct = len(np.unique(drawn))
+    stats = sw.EmbeddingOffloadStats(0.5, distinct, (1.0,), rows)
+    table = sw.TableSpec("t", rows, 16, optimizer=OptimizerSpec("row_wise_adagrad"))
+    rule = ParameterConstraints(
+        sharding_types=[kind],
+        compute_kernels=["fused_torch"],  # which has no cache: statistics ask for none
+        pooling_factors=[30.0],
+        cache_params=sw.CacheParams(stats=stats),
+    )
+    topology = sw.Topology(2, "cpu")
+    options = enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=BATCH)
+    work = StepWork(options, topology, 1e6)
+    np.testing.assert_allclose((work.lookups().distinct * options.count).sum(), distinct, rtol=1e-6)
+    # Frequent rows lie anywhere among the others.
+    places = np.random.default_rng(1).permutation(rows)[drawn]
+    pages = len(np.unique(places * 64 // 4096))
+    np.testing.assert_allclose((work.lookups().pages * options.count).sum(), pages, rtol=0.03)
+    evenly, _ = options_of(rows, 16, 30, kind)
+    even = StepWork(evenly, topology, 1e6)
+    assert (even.even_rows == evenly.num_rows).all()
+    assert even.updates().amounts()["update_row"].sum() > 1.2 * work.updates().amounts()["update_row"].sum()
+
+
 @pytest.mark.parametrize(("distinct", "ids"), [(100.0, 101.0), (5.0, 4000.0), (1.0, 2.0)])
 def test_even_rows_have_as_many_distinct_ones(distinct: float, ids: float) -> None:
     rows = even_rows(np.array([distinct]), np.array([ids]))
@@ -389,6 +424,28 @@ def test_row_map_whose_time_cannot_be_asked_is_named(declared: Any, monkeypatch:
     monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
     with pytest.raises(sw.PlanningError, match=r"row map 'range' of module '.+' failed: .*Error"):
         Engine().estimate(options, topology)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_weights_and_columns_beside_ids_take_as_long_as_ids_of_so_many_bytes(kind: str) -> None:
+    class HasColumns(TellsItsTime):
+        name = "has_columns"
+        asked: Mapping[str, str] = {}
+
+        def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
+            return self.asked
+
+    def routed(**changes: Any) -> Any:
+        options, topology = options_of(1000, 8, 2, kind, kernel="has_columns", **changes)
+        return (StepWork(options, topology, 1e6).amounts()["whole_id"] * options.count).sum()
+
+    ids = 2 * BATCH * 2
+    with installed(HasColumns()):
+        plain, weighted = routed(), routed(is_weighted=True)
+        HasColumns.asked = {"count": "int64", "time": "float32"}
+        both = routed(is_weighted=True)
+    assert plain == ids * (kind == "table_wise")
+    assert [weighted - plain, both - plain] == pytest.approx([ids * 4 / 8, ids * 16 / 8])
 
 
 @pytest.mark.parametrize(
@@ -472,6 +529,19 @@ def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_a
             sw.InvalidInputError, match=r"machine\.json: topology\.speed has 4 values for 3 ranks"
         ):
             sw.Topology.from_machine(path, ranks)
+
+
+def test_ranks_of_half_the_speed_take_twice_as_long_for_lookups_and_updates_alone() -> None:
+    tables = [sw.TableSpec("t0", 10_000, 32, ["f"]), sw.TableSpec("t1", 400, 16, ["f"])]
+    topology = sw.Topology(4, "cpu", local_world_size=2, speed=[1.0, 1.0, 0.5, 0.5])
+    for estimator in ("engine", "roofline"):
+        space = costed(tables, topology, estimators=(estimator, "weights_and_buffers"))
+        for phase, column in space.phases.items():
+            fast, slow = column.T
+            # What exchanges of whole tables take is told as a part of lookups and updates.
+            is_compute = phase in ("forward_compute", "backward_compute")
+            if is_compute or phase != "exchanges":
+                assert slow == pytest.approx((2 if is_compute else 1) * fast), (estimator, phase)
 
 
 def test_machine_with_an_accelerator_has_its_memory_and_copies_for_ranks_on_it(tmp_path: Path) -> None:

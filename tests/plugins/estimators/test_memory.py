@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from tests.plugins.compute_kernels.loops import OPTIMIZERS, draw_batch
 
+import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.host import host
@@ -18,7 +20,9 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright_testing.equality.cases import Case, Table, shard_case
 from shardwright_testing.kernels.memory import held_bytes
+from shardwright_testing.simulated import run_simulated
 
 TOLERATED = 0.03  # the planner's promise
 KERNELS = ["dense", "fused", "fused_torch", "fused_numba"]
@@ -76,6 +80,33 @@ def test_storage_model_counts_the_gradients_that_are_kept_for_the_step(optimizer
     for rows, kept in ((4000, 600), (50, 50)):
         more = memory_of("in_step", optimizer, rows) - memory_of("in_backward", optimizer, rows)
         assert more.tolist() == [kept * (8 + 4 * columns)] * len(more)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "row_wise_adagrad"])
+def test_storage_model_counts_the_gradients_that_arrive_which_may_be_of_whole_rows(optimizer: str) -> None:
+    table = Table(40, 64, ("a",), "SUM", "column_wise", "fused_torch")
+    rule = ParameterConstraints(sharding_types=["column_wise"], min_partition=32, pooling_factors=[3.0])
+    case = Case([table], (5, 5), optimizer, constraints=rule)
+    features = sw.KeyedJaggedTensor(["a"], torch.arange(15), lengths=torch.full((5,), 3))
+
+    def arrived(env: sw.ShardingEnv) -> list[int]:
+        output = shard_case(case, env, case.module())(features).values()
+        output.backward(torch.ones_like(output))
+        return [sum(of) for name, of in env.communicator.sent_bytes if name == "gradients"]  # type: ignore[attr-defined]
+
+    options = enumerate_options(
+        case.specs(),
+        topology := Topology(2, "cpu"),
+        Constraints({"t0": evolve(rule, compute_kernels=["fused_torch"])}),
+        host(),
+        batch_size=5,
+    )
+    (kernel, request), *_ = options.requests
+    table_bytes = options.compute_kernels[kernel].memory_bytes(request, 40)["device"]
+    used = host().estimators.create("weights_and_buffers").estimate(options, topology)["ddr"]
+    ids_bytes = 8 * 2 * 5 * 3
+    (sent,) = {tuple(own) for own in run_simulated(arrived, 2)}
+    assert (used - table_bytes - ids_bytes).tolist() == list(sent) * len(used)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -59,6 +59,22 @@ def test_weights_of_ids_get_their_gradients_wherever_ranks_wait_for_outputs(trai
         torch.testing.assert_close(found, expected)
 
 
+def test_collections_called_in_different_orders_are_an_error_on_all_ranks():
+    def work(env, sharded, batches):
+        first = env.rank  # rank 1 begins with the second
+        with pytest.raises(DistributedError) as error:
+            sharded[first](batches[first])
+        return str(error.value)
+
+    larger = Cuts([Cut(7, 4, tuple("abcd"))], 2)
+    for cases in ((FIRST, larger), (larger, FIRST)):
+        texts = simulate(work, cases)
+        assert texts[0] == texts[1]
+        expected = ["the tables 't0'" if case is larger else "the tables 't0', 't1'" for case in cases]
+        calls = [f"rank {rank}: headers of {name}" for rank, name in enumerate(expected)]
+        assert f"different calls: {calls[0]}; {calls[1]}. Every rank must" in texts[0]
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_rank_that_evaluates_alone_is_told_on_all_ranks(mode):
     def work(env, sharded, batches):

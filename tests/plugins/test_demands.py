@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.core.runtime.exact_codecs import WholeOnly
 from tests.errors import raises
-from tests.plugins import broken
 from tests.plugins.built_in import built_in
 
 import shardwright as sw
@@ -219,24 +218,6 @@ def test_planner_cuts_no_rows_whose_sums_the_codec_does_not_carry(pooling: str, 
 
 def planned(*tables: sw.TableSpec) -> sw.ShardingPlan:
     return sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu")).plan_tables(tables)
-
-
-def test_sharder_of_a_misspelt_optimizer_is_not_made() -> None:
-    with raises(sw.UnknownPluginError, asked="adagard", possible=["adagrad", "sgd"]) as caught:
-        sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "adagard"})
-    assert "Did you mean 'adagrad'?" in str(caught.value)
-
-
-def test_sharder_of_an_optimizer_that_only_a_kernel_has_is_made() -> None:
-    def supports(request: sw.KernelRequest) -> Any:
-        return bool(request.optimizer and request.optimizer.name == "adagrads") or "adagrads alone"
-
-    with installed(broken.answering(broken.Kernel, "supports", supports)):
-        sharder = sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "adagrads"})
-    assert sharder.optimizer.name == "adagrads"
-    sw.EmbeddingBagCollectionSharder(
-        fused_params={"optimizer": "my_own"}
-    )  # the planner refuses it by all reasons
 
 
 def test_misspelt_optimizer_is_an_error_with_the_known_ones() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from shardwright.arguments import brief, checked, checked_only
-from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.errors import (
     InvalidInputError,
     UnknownPluginError,
@@ -27,7 +26,6 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.data_types import TORCH_NAMES, DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec, max_gradient_of
 from shardwright.planning.tables.spec import TableSpec, Update
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -59,8 +57,7 @@ class ModuleSharder(ABC):
 
     Raises:
         InvalidInputError: the optimizer or the codecs are of the wrong form, or there are no such checks.
-        UnknownPluginError: a codec is not known, or an optimizer that has nearly the name of a known one; the text has
-            the nearest.
+        UnknownPluginError: a codec is not known; the text has the nearest.
     """
 
     module_type: ClassVar[type[nn.Module]]
@@ -81,7 +78,6 @@ class ModuleSharder(ABC):
     ) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        _check_not_misspelt(self.optimizer)
         codecs = as_qcomms(qcomm_codecs_registry)
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
         self.input_checks = InputChecks.of(input_checks)
@@ -263,26 +259,6 @@ def _check_sharders(module: Any, sharders: Any) -> None:
         if not isinstance(sharder, ModuleSharder):
             hint = f"; an object is needed: {sharder.__name__}()" if isinstance(sharder, type) else ""
             raise InvalidInputError(f"sharders[{index}] must be a ModuleSharder, got {brief(sharder)}{hint}")
-
-
-def _check_not_misspelt(optimizer: OptimizerSpec) -> None:
-    """Check an optimizer that has nearly the name of a known one; a kernel may have one of its own.
-
-    Raises:
-        UnknownPluginError: no plugin has it, and no kernel runs it.
-    """
-    known, kernels = host().optimizers, host().compute_kernels
-    if optimizer.name in known or not nearest(optimizer.name, known.names):
-        return
-    devices = {device for name in host().comm_backends.names for device in host().comm_backends[name].devices}
-    asked = [
-        KernelRequest(device, DataType(name), 8, 8, optimizer=optimizer)
-        for device in devices
-        for name in TORCH_NAMES
-    ]
-    fusing = [kernel for kernel in map(kernels.create, kernels.names) if kernel.fuses_optimizer]
-    if not any(kernel.supports(own) is True for kernel in fusing for own in asked):
-        known.entry(optimizer.name)
 
 
 def _allowed_by(sharder: ModuleSharder, device: str) -> dict[str, list[str] | None] | None:

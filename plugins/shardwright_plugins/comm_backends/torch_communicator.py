@@ -219,7 +219,7 @@ class TorchCommunicator(Communicator):
         input_splits: Sequence[int],
         *,
         label: str = "",
-    ) -> _LabelledWork:
+    ) -> Arrivals:
         since, call = time.monotonic(), AllToAll(output, input, output_splits, input_splits, self._patience)
         if self._watch is not None:
             self._watch.check()

@@ -4,11 +4,13 @@ import copy
 import json
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.as_asked import AsAsked, AsAskedByShape
 from tests.core.planning.conftest import make_host
 
 import shardwright as sw
@@ -36,6 +38,13 @@ from shardwright.host import use_host
 from shardwright.planning.text import plain_json
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.plan_differences.check import check_plan
+from shardwright_plugins.plan_differences.explain import explain_table
+
+LOOKED_AT = {
+    "extras": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": True}}),
+    "data type": (TableSpec("t", 10, 8, ["f"], data_type="FP16"), {}),
+    "neither": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": False}}),
+}
 
 
 def planned(*tables, **rules):
@@ -136,6 +145,22 @@ def test_from_json_shards_that_the_named_type_would_not_make_are_read_as_they_ar
     (problem,) = check_plan(plan).problems
     assert "table 'a'" in problem
     assert "no option has the plan's 2 shards" in problem
+
+
+@pytest.mark.parametrize("kind", [AsAsked, AsAskedByShape])
+@pytest.mark.parametrize("case", sorted(LOOKED_AT))
+def test_json_of_a_type_that_looks_at_extras_or_data_type_comes_back(host_with, kind, case):
+    table, more = LOOKED_AT[case]
+    rule = ParameterConstraints(sharding_types=[kind.name], **more)
+    with host_with(sharding_types=[kind]):
+        planner = EmbeddingShardingPlanner(Topology(3, "cuda"), constraints={"t": rule})
+        # A table of the same shape of which nothing is asked: what a type said of one is not said of the other.
+        other = attrs.evolve(table, name="u", data_type="FP32")
+        plan = planner.plan_tables([table, other])
+        again = ShardingPlan.from_json(plan.to_json())
+        assert again == plan
+        assert check_plan(again).problems == []
+        assert explain_table(again, "t").chosen.sharding_type == kind.name
 
 
 def _alike(**changes):

@@ -225,6 +225,32 @@ def test_sync_of_weights_alone_leaves_optimizer_state_to_each_group() -> None:
     assert not torch.equal(state[name]["sum"], other[name]["sum"])
 
 
+def test_copies_on_several_ranks_of_a_group_stay_equal_bit_for_bit_with_three_replicas() -> None:
+    plan = planned(["data_parallel"], "adam", world_size=6, local=6).made
+
+    def work(env: Any) -> list[torch.Tensor]:
+        model = wrapped(env, plan, "adam", sync_every=1)
+        for step in range(3):
+            loss_of(model, step, env.everyone.rank).backward()
+        model.sync()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    first, *others = simulated(work, 6, 6)
+    for other in others:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
+
+
+def test_half_precision_is_averaged_in_float32() -> None:
+    values = torch.tensor([[1.0, 2048.0], [0.0, 1.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float16)
+
+    def work(env: Any) -> list[float]:
+        mine = values[env.rank].clone()
+        env.communicator.all_reduce(mine, mean=True).wait()
+        return list(mine.tolist())
+
+    assert run_simulated(work, 4) == [[0.25, 513.0]] * 4  # in float16 2048 + 1 is 2048
+
+
 def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Path) -> None:
     plan = planned(["row_wise", "table_wise", "data_parallel"], "adagrad").made
 
@@ -246,6 +272,25 @@ def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Pat
     load_checkpoint(tmp_path, alone)
     for state in (*simulated(load), alone.full_state_dict()):
         torch.testing.assert_close(state, saved, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 16])
+def test_reshard_keeps_every_bit_of_each_replica_and_averagings_go_on(limit: int | None) -> None:
+    # Whole rows on one rank, whichever, so that no sum changes its order; groups differ when they are resharded.
+    first, second = (planned([kind], "adagrad").made for kind in ("table_wise", "column_wise"))
+
+    def work(env: Any) -> tuple[Any, Any]:
+        model = wrapped(env, first, "adagrad", sync_every=3)
+        for step in range(6):
+            loss_of(model, step, env.everyone.rank).backward()
+            model.reshard((second, first)[step % 2], max_extra_bytes=limit)
+        return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
+
+    moved, stayed = simulated(work), simulated(lambda env: train(env, first, "adagrad", 6, sync_every=3))
+    for (weights, states), (expected, expected_states) in zip(moved, stayed, strict=True):
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+        for name, entries in expected_states.items():
+            assert torch.equal(states[name]["sum"], entries["sum"])
 
 
 # Misuse

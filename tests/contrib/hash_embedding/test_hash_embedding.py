@@ -380,6 +380,20 @@ def test_capacity_takes_no_memory_before_rows_are_born(kernel: str, optimizer: s
     assert taken < 20_000_000
 
 
+@pytest.mark.parametrize(("evict", "left"), [("lru", {1, 3}), ("lfu", {1, 3})])
+def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set[int]) -> None:
+    def work(sharded: Any) -> Any:
+        first = look_up(sharded, 2)
+        for ids in ((1, 1, 1), (1, 3)):  # 3 needs the row of 2: 1 is used in this step, and more often
+            look_up(sharded, *ids)
+        state = sharded.full_state_dict()
+        return first, state, look_up(sharded, 2)
+
+    first, state, again = lone(Setup(capacity=2, rules=HashSettings(evict)), work)
+    assert rows_by_key(state).keys() == left
+    assert torch.equal(first, again)
+
+
 def test_gradient_of_an_evicted_row_updates_no_other() -> None:
     def work(sharded: Any) -> Any:
         late = sharded(bags_of(1, 2))["a"]

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from tests.core.runtime.mixed_cuts import (
     MIXED,
     case_of,
@@ -16,13 +17,18 @@ from tests.core.runtime.mixed_cuts import (
     with_parts,
 )
 from tests.core.runtime.plans import (
+    RATE,
     Cut,
     Cuts,
+    cuts,
+    host_with_loops,
     train_step,
     train_unsharded,
 )
+from tests.drawn import drawn
 
 from shardwright import DistributedError, Exchange, KeyedJaggedTensor, RowsModulo, RowsRange, UnsupportedError
+from shardwright.host import use_host
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_testing import run_simulated
 
@@ -324,3 +330,31 @@ def test_print_shows_input_dists_lookups_and_output_dists():
         "loop_by_sample, sgd(learning_rate=0.5)",
     ):
         assert part in text
+
+
+@drawn(cuts(with_copies=True), st.lists(st.integers(0, 3), min_size=3, max_size=3), quick=15, thorough=60)
+def test_any_cut_equals_unsharded_after_two_steps(case, batch_sizes):
+    def train(env):
+        sharded = case.shard(env, module)
+        outputs = []
+        for step in range(2):
+            values = sharded(case.batch(batch_sizes[env.rank], seed=10 * step + env.rank)).values()
+            outputs.append(values.detach())
+            (values * torch.arange(values.shape[1])).sum().backward()
+        return outputs, sharded.full_state_dict()
+
+    module = case.module()
+    with use_host(host_with_loops()):
+        results = run_simulated(train, case.world_size)
+    reference = case.module()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=RATE)
+    for step in range(2):
+        optimizer.zero_grad()
+        for rank in range(case.world_size):
+            values = reference(case.batch(batch_sizes[rank], seed=10 * step + rank)).values()
+            torch.testing.assert_close(results[rank][0][step], values.detach(), rtol=1e-4, atol=1e-4)
+            ((values * torch.arange(values.shape[1])).sum() / case.world_size).backward()
+        optimizer.step()
+    for _, state in results:
+        for name, weight in reference.state_dict().items():
+            torch.testing.assert_close(state[name], weight, rtol=1e-4, atol=1e-4)

@@ -29,6 +29,19 @@ import shardwright as sw
 NUMBERS = count()
 
 
+def flipped(data):
+    data[len(data) // 2] ^= 4
+    return data
+
+
+def rewritten(path, change):
+    fs = fsspec.filesystem("memory")
+    with fs.open(path, "rb") as file:
+        data = bytearray(file.read())
+    with fs.open(path, "wb") as file:
+        file.write(change(data))
+
+
 @pytest.fixture
 def url():
     """A place in this process's memory that nothing else uses."""
@@ -55,6 +68,18 @@ def test_optimizer_goes_on_from_an_object_store(asynchronous, url):
     assert saving.wait(60).path == url
     sw.load_checkpoint(FsspecReader(url), other, optimizers[1])
     assert all(map(torch.equal, state_of(other, optimizers[1]), state_of(first, optimizers[0])))
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "shardwright.json"])
+def test_damage_in_an_object_store_is_an_error_that_names_the_file_and_nothing_changes(name, url):
+    sw.save_checkpoint(FsspecWriter(url, sync_files=False), torch.nn.Linear(4, 2))
+    rewritten(f"{url}/{name}", flipped)
+    model = torch.nn.Linear(4, 2)
+    before = model.weight.detach().clone()
+    with pytest.raises(sw.CheckpointError) as error:
+        sw.load_checkpoint(FsspecReader(url), model)
+    assert f"{url}/{name}" in str(error.value)
+    assert torch.equal(model.weight, before)
 
 
 class Shelf(dcp.StorageWriter, dcp.StorageReader):

@@ -82,6 +82,12 @@ def test_fp16_saturates_what_is_too_large_and_infinities() -> None:
     assert torch.equal(round_trip(codec_of("fp16"), values), expected)
 
 
+def test_fp16_denormals_are_kept_and_smaller_values_become_zero() -> None:
+    values = torch.tensor([[2.0**-24, 3 * 2.0**-24, 2.0**-26, -(2.0**-15)]])
+    expected = torch.tensor([[2.0**-24, 3 * 2.0**-24, 0.0, -(2.0**-15)]])
+    assert torch.equal(round_trip(codec_of("fp16"), values), expected)
+
+
 def test_bf16_keeps_infinities_and_the_magnitude_of_small_gradients() -> None:
     values = torch.tensor([[torch.inf, -torch.inf, 1e-30, -1e-38, 3.4e38]])
     decoded = round_trip(codec_of("bf16"), values)

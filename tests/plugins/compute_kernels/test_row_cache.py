@@ -29,6 +29,37 @@ ALGORITHMS = ["lru", "lfu"]
 DISK: Any = {"memory_bytes": {"disk": 100 << 30}, "memory_bandwidths": {"disk": 1e6}}
 
 
+class Squares(torch.nn.Module):
+    """The loss of a model as pipelines want it."""
+
+    def __init__(self, bags: torch.nn.Module) -> None:
+        super().__init__()
+        self.bags = bags
+
+    def forward(self, batch: sw.KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = self.bags(batch).values()
+        return (values**2).sum(), values.detach()
+
+
+def model_of(kernel: str) -> sw.DistributedModelParallel:
+    """One table of 700 rows, its cache of 64, in this process alone."""
+    config = sw.EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=700, feature_names=["f"])
+    module = Squares(sw.EmbeddingBagCollection([config]))
+    fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": 0.05}
+    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
+    topology = sw.Topology(world_size=1, compute_device="cpu", **DISK)
+    rule = sw.ParameterConstraints(compute_kernels=[kernel])
+    plan = sw.EmbeddingShardingPlanner(topology, 20, constraints={"t": rule}).plan(module, sharders)
+    env = sw.ShardingEnv.local(device_type="cpu")
+    return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+
+
+def train_step(model: sw.DistributedModelParallel, seed: int) -> None:
+    ids = torch.randint(0, 700, (60,), generator=torch.Generator().manual_seed(seed))
+    batch = sw.KeyedJaggedTensor(["f"], ids, lengths=torch.full((20,), 3))
+    model.module(batch)[0].backward()
+
+
 def blocks_with(
     caches: Sequence[sw.CacheParams], optimizer: str = "adagrad", *, device: str = "cpu", dim: int = 8
 ) -> list[sw.BlockSpec]:
@@ -172,6 +203,25 @@ def test_streams_wait_for_the_work_of_the_turn_before(monkeypatch: pytest.Monkey
         "main waits for end on side",
         "end on main",
     ]
+
+
+def test_checkpoint_has_rows_that_are_in_the_cache_and_is_read_by_another_kernel(tmp_path: Path) -> None:
+    model = model_of("mapped_caching")
+    for seed in range(3):
+        train_step(model, seed)
+    sw.save_checkpoint(tmp_path / "saved", model, model.fused_optimizer)
+    saved = {name: value.clone() for name, value in model.full_state_dict().items()}
+    for kernel in ("mapped_caching", "fused_torch"):
+        other = model_of(kernel)
+        train_step(other, 9)  # rows of its own are in the cache
+        sw.load_checkpoint(tmp_path / "saved", other, other.fused_optimizer)
+        torch.testing.assert_close(dict(other.full_state_dict()), saved)
+        for seed in range(3, 5):
+            train_step(other, seed)
+        if kernel == "mapped_caching":
+            expected = dict(other.full_state_dict())
+        else:
+            torch.testing.assert_close(dict(other.full_state_dict()), expected)
 
 
 def planned(**topology: Any) -> sw.ShardingPlan:

@@ -534,6 +534,15 @@ def test_hooks_on_gradients_that_would_never_be_called_are_refused(hook: str, up
     backward(case, model, 0, 0)
 
 
+def test_learning_rate_of_the_step_is_that_which_is_set_before_it() -> None:
+    case, model = alone()
+    before = {name: value.clone() for name, value in model.full_state_dict().items()}
+    backward(case, model, 0, 0)
+    model.fused_optimizer.param_groups[0]["lr"] = 0.0
+    model.fused_optimizer.step()
+    torch.testing.assert_close(dict(model.full_state_dict()), before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("how", CLIPPED)
 def test_gradients_that_were_applied_are_refused_by_what_can_be_done(how: str) -> None:
     case, model = alone("in_backward")
@@ -659,6 +668,21 @@ def test_second_backward_pass_through_one_forward_pass_is_refused_and_the_next_s
     backward(case, model, 1, 0)
     model.fused_optimizer.step()
     torch.testing.assert_close(dict(model.full_state_dict()), dict(one.module.state_dict()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("between", ["other optimizer", "zero_grad", "step"])
+def test_second_backward_pass_after_a_step_or_zero_grad_is_an_update_by_itself(between: str) -> None:
+    case, model = alone("in_backward", "adagrad")
+    values = case.output(model(case.batch(0, 0)))
+    values.sum().backward(retain_graph=True)
+    once = {name: value.clone() for name, value in model.full_state_dict().items()}
+    {
+        "other optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step,
+        "zero_grad": model.fused_optimizer.zero_grad,
+        "step": model.fused_optimizer.step,
+    }[between]()
+    values.square().sum().backward()
+    assert not all(torch.equal(once[name], value) for name, value in model.full_state_dict().items())
 
 
 def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:

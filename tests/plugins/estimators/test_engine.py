@@ -30,9 +30,7 @@ from shardwright_plugins.estimators.engine import machine as engine_machine
 from shardwright_plugins.estimators.engine.machine import (
     FIRST,
     Machine,
-    nearest_machine,
     shipped_machine,
-    shipped_names,
 )
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork, until_all_have_computed
@@ -631,11 +629,6 @@ def test_nearest_of_several_shipped_machines_is_taken_unasked(
     assert (here in told.partition(";")[2]) == (here not in (EPYC, XEON))
 
 
-def test_each_shipped_machine_is_the_nearest_to_its_own_processor() -> None:
-    shipped = shipped_names()
-    assert [nearest_machine(shipped_machine(name).made["processor"]) for name in shipped] == shipped
-
-
 def test_plan_by_the_nearest_machine_costs_the_same_where_another_is_nearer(
     two_machines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -658,9 +651,8 @@ def test_plan_by_the_nearest_machine_costs_the_same_where_another_is_nearer(
     ("ranks", "device", "taken"), [(2, "cpu", "engine"), (1, "cpu", "torchrec"), (2, "cuda", "torchrec")]
 )
 def test_preferred_estimator_is_taken_unasked_where_it_serves_the_ranks(
-    ranks: int, device: str, taken: str, monkeypatch: pytest.MonkeyPatch
+    ranks: int, device: str, taken: str
 ) -> None:
-    monkeypatch.setattr(engine, "processor", lambda: EPYC)
     planner = sw.EmbeddingShardingPlanner(sw.Topology(ranks, device), 8, progress=False)
     plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
     assert plan.document["inputs"]["estimator"]["value"] == taken

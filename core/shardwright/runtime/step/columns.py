@@ -146,9 +146,9 @@ class Move:
         """
         if self._slices is not None and size >= _LARGE and flat.is_cpu:
             return self._slices(flat, size, room)
-        if size not in self._known:
-            self._known[size] = self._index(size, flat.device)
-        index = self._known[size]
+        index = self._known.get(size)
+        if index is None:  # another thread may empty what is known
+            index = self._known[size] = self._index(size, flat.device)
         if isinstance(index, slice):
             return flat[index]
         units = flat.view(-1, self.unit)

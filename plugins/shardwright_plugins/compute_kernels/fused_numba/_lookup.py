@@ -307,11 +307,13 @@ class Geometry:
         if not is_matrix:  # the counts of sequences and ragged bags are new in every batch
             return self._places(counts, self._dims[gradient], is_matrix)
         key = (counts[:, 0].tobytes(), gradient)  # a source has as many in each slot
-        if key not in self._known:
-            if len(self._known) > _MAX_KNOWN:
+        try:
+            return self._known[key]
+        except KeyError:
+            if len(self._known) > _MAX_KNOWN:  # another thread may do so at any time
                 self._known.clear()
-            self._known[key] = self._places(counts, self._dims[gradient], is_matrix)
-        return self._known[key]
+            found = self._known[key] = self._places(counts, self._dims[gradient], is_matrix)
+            return found
 
     @staticmethod
     def _places(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:

@@ -76,6 +76,20 @@ def test_columns_are_put_in_order_and_added_up_from_where_they_arrive():
     assert torch.equal(output, expected)
 
 
+class Emptied(dict):
+    """What is known while another thread empties it."""
+
+    def __setitem__(self, key, value):
+        pass
+
+
+def test_move_needs_nothing_that_another_thread_may_forget():
+    pieces = Placement.in_one(ints([2, 0]), 4)
+    move = Move(ints([2, 2]), pieces, Placement.in_one(ints([0, 2]), 4))
+    move._known = Emptied()
+    assert move(torch.arange(8.0), 2).tolist() == [2, 3, 0, 1, 6, 7, 4, 5]
+
+
 def test_move_takes_pieces_side_by_side_as_one():
     widths = ints([64, 64, 64, 64])
     ranks = ints([0, 0, 1, 1])

@@ -46,6 +46,7 @@ SERVING = CORE_DOCS / "serving.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.rglob("*.md"), *CORE_DOCS.rglob("*.md")])
 OF_CONTRIB = sorted((readme.README.parent / "contrib").rglob("*.md"))
+AT_THE_TOP = [readme.README.with_name(f"{name}.md") for name in ("README", "CHANGELOG", "CONTRIBUTING")]
 PICTURE = "layout "
 SCRIPTS = {
     "howto/update_in_step.md": "train_in_step.py",
@@ -207,11 +208,13 @@ def test_docs_performance_commands_are_scripts_with_these_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [readme.README, *PAGES, *OF_CONTRIB], ids=lambda page: f"{page.parent.name}/{page.name}"
+    "page", [*AT_THE_TOP, *PAGES, *OF_CONTRIB], ids=lambda page: f"{page.parent.name}/{page.name}"
 )
-def test_docs_links_lead_somewhere(page: Path) -> None:
-    targets = [match["target"] for match in _LINK.finditer(page.read_text())]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def test_docs_links_lead_to_files_and_to_pages_of_the_site(page: Path) -> None:
+    targets = [(page.parent / match["target"]).resolve() for match in _LINK.finditer(page.read_text())]
+    assert [target for target in targets if not target.exists()] == []
+    pages = {path for path in targets if path.suffix == ".md"}
+    assert pages - {path.resolve() for path in (*AT_THE_TOP, *PAGES, *OF_CONTRIB)} == set()
 
 
 BENCHMARKS = sorted({match["words"] for page in PAGES for match in _BENCHMARK.finditer(page.read_text())})

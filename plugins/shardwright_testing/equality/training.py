@@ -67,8 +67,12 @@ def train_rank(
     first_rows = keys.born_rows(case, sharded) if case.has_keys else {}
 
     def step(number: int) -> None:
-        values = case.output(sharded(_on(device, case.batch_to_shard(number, env.rank))))
+        batch = _on(device, case.batch_to_shard(number, env.rank))
+        values = case.output(sharded(batch))
         outputs.append(values.detach().cpu().clone())
+        for buffer in (batch.values(), batch.lengths(), batch.weights_or_none()):
+            if buffer is not None:
+                buffer.zero_()  # as a loader does that fills the buffers of a batch again
         gradient = case.gradient(number, env.rank, values).to(device)
         handed_over = gradient.clone()
         values.backward(gradient)

@@ -183,7 +183,8 @@ class ReplicatedStep(ExecutorStep):
         self._bags, results = list[Bags](), list[Tensor]()
         for lookup, (router, slots) in zip(tables.lookups, tables.runs, strict=True):
             bags = _bags_of(self._own[router], slots)
-            self._bags.append(bags)
+            # They may be the caller's memory, filled with the next batch before they are read again.
+            self._bags.append(_copied(bags) if training or trains_weights else bags)
             results.append(lookup.forward(bags, training=False)[0].reshape(-1))
         answers = Answers(
             results=results,
@@ -259,6 +260,13 @@ def _bags_of(own: Bucketed, slots: slice) -> Bags:
     ids, bags = _span(own.num_ids, slots), _span(own.num_bags, slots)
     lengths = None if own.lengths is None else own.lengths[bags]
     return Bags(own.ids[ids], lengths, None if weights is None else weights[ids], counts)
+
+
+def _copied(bags: Bags) -> Bags:
+    """The same bags in memory of their own."""
+    lengths, weights = bags.lengths, bags.weights
+    lengths = None if lengths is None else lengths.clone()
+    return Bags(bags.ids.clone(), lengths, None if weights is None else weights.clone(), bags.table)
 
 
 def _span(sizes: Ints, slots: slice) -> slice:

@@ -44,7 +44,7 @@ def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path
     assert "cluster_plan = planner.plan_tables(tables)" in notebook
     commands = re.sub(r"<[^>]+>", "", made[tmp_path / "reference/environment.html"])
     assert "--storage-estimator" in commands  # of a command of core; and, of a plugin's:
-    assert "--beside" in commands
+    assert "--finals" in commands
     constraints = made[tmp_path / "reference/planning.html"]
     assert 'id="shardwright.ParameterConstraints"' in constraints
     shown = re.sub(r"<[^>]+>", "", constraints)

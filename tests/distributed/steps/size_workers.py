@@ -144,6 +144,7 @@ class Follower:
 
     def __init__(self, random: Random) -> None:
         self.cases, self.random, self.seed = cases_of(random), random, 0
+        self.kept: list[tuple[list[Tensor], list[Tensor]]] = []
         self.sizes = [[random.randrange(8) for _ in range(dist.get_world_size())] for _ in range(2)]
         self.plain, update = Towers(self.cases), random.choice(["in_backward", "in_step"])
         self.plain_optimizer = torch.optim.SGD(self.plain.parameters(), lr=0.1)
@@ -167,8 +168,20 @@ class Follower:
         return [Example.of(rank, own, self.seed, wrong[rank]) for rank, own in enumerate(sizes)]
 
     def _look_up(self, batch: Sequence[Example]) -> Tensor:
-        loss, outputs = self.model(own := batch[dist.get_rank()])
-        torch.testing.assert_close(outputs, torch.no_grad()(self.plain)(own)[1], **CLOSE)
+        """Look up, and fill the memory of the batch and of what was looked up again, as loaders and users may."""
+        own = batch[dist.get_rank()]
+        loss, outputs = self.model(handed_over := Example.of(own.rank, own.sizes, own.seed))
+        expected = torch.no_grad()(self.plain)(own)[1]
+        torch.testing.assert_close(outputs, expected, **CLOSE)
+        for used in (
+            handed_over.features.values(),
+            handed_over.features.lengths(),
+            handed_over.features.weights(),
+        ):
+            used.zero_()
+        self.kept = [*self.kept[-3:], (outputs, expected)]
+        for still, before in self.kept:
+            torch.testing.assert_close(still, before, **CLOSE)
         return loss
 
     def _update(self, batch: Sequence[Example]) -> None:

@@ -205,8 +205,8 @@ class _Means:
 
     def _factors(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
         """Factors of the units, ``[B, units, 1]``: 1 for sums, ``1 / max(ids of the bag, 1)`` for means."""
-        inverse = sent_to(columns.device, batch.lengths).clamp(min=1).to(columns.dtype).reciprocal_().t()
-        factors = inverse.index_select(1, self._features.on(columns.device))
+        of_bags = sent_to(columns.device, batch.of_means).t()
+        factors = of_bags.index_select(1, self._features.on(columns.device))
         if self._has_sums:
             factors.masked_fill_(self._are_sums.on(columns.device), 1)
         return factors.unsqueeze(-1)

@@ -136,6 +136,14 @@ class FeatureBatch:
         """Ids of each feature, as views of ``values``."""
         return self.values.split_with_sizes(self.num_ids.tolist())
 
+    @cached_property
+    def of_means(self) -> Tensor:
+        """The factor of each bag's sum in its mean, ``1 / max(ids of the bag, 1)``: ``[F, B]`` float32.
+
+        The backward pass reads them again, when the caller may have filled the memory of the lengths anew.
+        """
+        return self.lengths.clamp(min=1).float().reciprocal_()
+
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the batch."""

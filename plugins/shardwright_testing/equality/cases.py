@@ -239,7 +239,7 @@ class Case:
         return min((table.rows for table in self.tables if feature in table.features), default=5)
 
     def batch_to_shard(self, step: int, rank: int) -> KeyedJaggedTensor:
-        """The batch as the sharded module gets it, in every second step with the features in the order of the tables."""
+        """The batch as the sharded module gets it, in every second step with features in the order of the tables."""
         batch = self.batch(step, rank)
         if step % 2 and self.kind(step) != VARIABLE:
             used = dict.fromkeys(feature for table in self.tables for feature in table.features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import torch
 from shardwright_learned import LearnedEstimator, measure
 
@@ -32,4 +33,4 @@ def measure_and_plan() -> tuple[list[dict], str, dict[str, str]]:
     model = sw.EmbeddingBagCollection(tables(), device="meta")
     plan = planner.collective_plan(model, [sw.EmbeddingBagCollectionSharder()])
     types = {name: sharding.sharding_type for name, sharding in plan.plan[""].items()}
-    return [one.to_data() for one in measurements], plan.to_json(), types
+    return [attrs.asdict(one) for one in measurements], plan.to_json(), types

@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 from shardwright_learned import LearnedEstimator, Measurement
 from shardwright_learned.features import FEATURES
-from shardwright_learned.recipes import from_recipe, to_recipe
-from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
-from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor, VotingRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
-from sklearn.utils import all_estimators
 from tests.contrib import distributions, learned_workers
 
 import shardwright as sw
@@ -134,11 +131,10 @@ def test_learned_planning_changes_nothing() -> None:
 
 REGRESSORS = [
     None,
-    RandomForestRegressor(n_estimators=5),  # random, and no random_state given
+    RandomForestRegressor(n_estimators=5, random_state=0),
     HistGradientBoostingRegressor(max_iter=5, monotonic_cst=[1] * len(FEATURES)),
-    make_pipeline(FunctionTransformer(np.log1p), StandardScaler(), Ridge(alpha=0.5)),
+    make_pipeline(FunctionTransformer(lambda bytes_: np.log1p(bytes_)), StandardScaler(), Ridge(alpha=0.5)),
     TransformedTargetRegressor(LinearRegression(), func=np.log1p, inverse_func=np.expm1),
-    VotingRegressor([("a", Ridge()), ("b", RandomForestRegressor(n_estimators=3))]),
 ]
 
 
@@ -146,7 +142,7 @@ REGRESSORS = [
 def test_learned_file_gives_the_same_estimates(regressor: Any, tmp_path: Path) -> None:
     estimator = LearnedEstimator.fit(drawn_measurements(), regressor)
     estimator.save(tmp_path / "costs.json")
-    loaded = LearnedEstimator.load(tmp_path / "costs.json")
+    loaded = LearnedEstimator.load(tmp_path / "costs.json", regressor)
     assert loaded.model.measurements == estimator.model.measurements
     matrix = 10 ** np.random.default_rng(7).uniform(2, 7, (50, len(FEATURES)))
     for phase in estimator.model.phases:
@@ -155,68 +151,9 @@ def test_learned_file_gives_the_same_estimates(regressor: Any, tmp_path: Path) -
     assert plan_with(loaded)[0] == plan_with(estimator)[0]
 
 
-# They regress several targets, or one feature; the last is deprecated, and warns.
-_OTHERS = ("CCA", "IsotonicRegression", "PLSCanonical", "PLSRegression", "PassiveAggressiveRegressor")
-ALL_REGRESSORS = sorted(
-    (name, kind)
-    for name, kind in all_estimators(type_filter="regressor")
-    if not name.startswith("Multi")
-    and name not in _OTHERS
-    and not getattr(kind, "_required_parameters", None)
-)
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for _, kind in ALL_REGRESSORS], ids=[name for name, _ in ALL_REGRESSORS]
-)
-def test_recipe_every_regressor_of_scikit_learn_comes_back(kind: type) -> None:
-    try:
-        regressor = kind()
-    except TypeError:
-        pytest.skip(f"{kind.__name__} needs arguments")
-    recipe = json.loads(json.dumps(to_recipe(regressor)))
-    made = from_recipe(recipe)
-    assert type(made) is kind
-    assert _comparable(made.get_params()) == _comparable(regressor.get_params())
-    clone(made)
-
-
-def _comparable(params: dict[str, Any]) -> dict[str, str]:
-    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
-    return {name: repr(value) for name, value in plain.items()}
-
-
-def test_recipe_number_of_regressors_is_that_of_scikit_learn() -> None:
-    assert len(ALL_REGRESSORS) > 35
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        {"class": "subprocess.Popen", "arguments": {"args": "true"}},
-        {"class": "sklearn.utils.all_estimators"},
-        {"class": "sklearn.linear_model.NoSuchRegressor"},
-        {"class": "sklearn.no_such_module.Ridge"},
-        {"class": "sklearn.externals._packaging.version.Version", "arguments": {"version": "1"}},
-        {"numpy": "load"},
-        {"sequence": "set", "items": []},
-        {"else": 1},
-    ],
-)
-def test_recipe_of_anything_else_is_refused(recipe: Any) -> None:
-    with pytest.raises(sw.InvalidInputError, match=r"is no (regressor|recipe)"):
-        from_recipe(recipe)
-
-
-def test_fit_a_function_of_the_users_cannot_be_saved_and_says_so() -> None:
-    regressor = make_pipeline(FunctionTransformer(math.sqrt), Ridge())
-    with pytest.raises(sw.UnsupportedError, match="cannot be saved as plain data"):
-        LearnedEstimator.fit(drawn_measurements(), regressor)
+def test_fit_what_is_no_regressor_is_refused() -> None:
     with pytest.raises(sw.InvalidInputError, match="must be one of scikit-learn's, got 'ridge'"):
         LearnedEstimator.fit(drawn_measurements(), "ridge")
-
-
-RIDGE = "sklearn.linear_model.Ridge"
 
 
 def damaged(**changes: Any) -> str:
@@ -229,23 +166,10 @@ def damaged(**changes: Any) -> str:
     [
         ("{", "no JSON"),
         ("[]", "no file of learned costs"),
-        (damaged(version=2), "no file of learned costs"),
-        (damaged(regressor="pickle"), "no usable regressor"),
+        (damaged(version=1), "no file of learned costs"),
+        (damaged(measurements="none"), "no usable measurements"),
         (damaged(measurements=[{"a": 1}]), "a measurement is an object with"),
         (damaged(measurements=[]), "no measurements to fit"),
-        (damaged(milliseconds={KERNEL: [1.0] * 30}), "says other times than when it was saved"),
-        (damaged(milliseconds={KERNEL: [1.0]}), "says other times than when it was saved"),
-        (damaged(milliseconds={KERNEL: ["x"]}), "no lists of numbers"),
-        (damaged(regressor={"class": 5}), "cannot be fitted again"),
-        (damaged(regressor={"class": RIDGE, "arguments": [1]}), "cannot be fitted again"),
-        (damaged(regressor={"class": RIDGE, "arguments": {"nope": 1}}), "cannot be fitted again.*'nope'"),
-        (damaged(regressor={"class": RIDGE, "arguments": {"alpha": "x"}}), "cannot be fitted again.*alpha"),
-        (
-            damaged(regressor={"class": "sklearn.preprocessing.StandardScaler"}),
-            "cannot be fitted again.*predict",
-        ),
-        (damaged(regressor={"sequence": "list"}), "cannot be fitted again"),
-        (damaged(regressor={"mapping": [[1]]}), "cannot be fitted again"),
     ],
 )
 def test_load_a_damaged_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:

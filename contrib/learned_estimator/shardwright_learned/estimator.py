@@ -13,7 +13,7 @@ import numpy as np
 import shardwright as sw
 from shardwright_learned.features import FEATURES, features_of
 from shardwright_learned.measurements import Measurement
-from shardwright_learned.model import DOCUMENT, Model, recipe_of
+from shardwright_learned.model import DOCUMENT, Model
 
 api = 1
 
@@ -50,25 +50,25 @@ class LearnedEstimator(sw.Estimator):
         Args:
             measurements: measured shards and their times.
             regressor: any regressor of scikit-learn, a pipeline too; by default a linear one with coefficients above 0.
-                Trees do not go beyond the largest shard that was measured.
+                Trees do not go beyond the largest shard that was measured. Where chance takes part, give it a
+                `random_state`, so that the same measurements make the same plan.
 
         Raises:
-            InvalidInputError: There are no measurements, or they do not go together.
-            UnsupportedError: The regressor cannot be saved as plain data.
+            InvalidInputError: There are no measurements, or they do not go together; or the regressor is none.
         """
-        return cls(Model.fit(measurements, recipe_of(regressor)))
+        return cls(Model.fit(measurements, regressor))
 
     @classmethod
-    def load(cls, path: str | Path) -> LearnedEstimator:
-        """The estimator of a file that `save` wrote.
+    def load(cls, path: str | Path, regressor: Any = None) -> LearnedEstimator:
+        """Fit a regressor, as by `fit`, to the measurements in a file that `save` wrote.
 
         Raises:
-            InvalidInputError: The file is malformed, or gives another model than when it was saved.
+            InvalidInputError: The file is malformed; or what `fit` raises.
         """
-        return cls(Model.from_json(DOCUMENT.text(Path(path))))
+        return cls(Model.from_json(DOCUMENT.text(Path(path)), regressor))
 
     def save(self, path: str | Path) -> None:
-        """Write measurements and regressor, as JSON."""
+        """Write the measurements, as JSON."""
         Path(path).write_text(self.model.to_json())
 
     @cached_property
@@ -125,9 +125,9 @@ class LearnedEstimator(sw.Estimator):
 
     def provenance(self, options: sw.Options) -> Mapping[str, Any]:
         """Number of measurements, name of the regressor, and its mean error on them."""
-        regressor = str(self.model.recipe.get("class", "")).rpartition(".")[2]
         errors = {kernel: round(error, 3) for kernel, error in self.model.errors().items()}
-        return {"measurements": len(self.model.measurements), "regressor": regressor, "mean_error": errors}
+        number = len(self.model.measurements)
+        return {"measurements": number, "regressor": self.model.regressor, "mean_error": errors}
 
     def _check_kernels(self, options: sw.Options) -> None:
         used = {options.compute_kernels[code].name for code in np.unique(options.compute_kernel).tolist()}

@@ -13,17 +13,15 @@ from shardwright_learned.features import FEATURES
 
 
 def _finite(instance: Any, attribute: Any, value: Mapping[str, float]) -> None:
-    wrong = {name: number for name, number in value.items() if not _is_amount(number)}
+    wrong = {
+        name: number
+        for name, number in value.items()
+        if type(number) not in (int, float) or not math.isfinite(number) or number < 0
+    }
     if wrong or not value:
         raise sw.InvalidInputError(
             f"a measurement's {attribute.name} must be numbers, finite and not negative; got {wrong or 'none'}"
         )
-
-
-def _is_amount(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )
 
 
 @attrs.frozen
@@ -65,7 +63,3 @@ class Measurement:
                 f"a measurement is an object with {', '.join(sorted(names))}; got {data!r}"
             )
         return cls(**data)
-
-    def to_data(self) -> dict[str, Any]:
-        """Write as JSON data."""
-        return attrs.asdict(self)

@@ -114,7 +114,8 @@ class _Finder(MetaPathFinder, Loader):
                 f"shardwright_torchrec.uninstall() gives the name back to TorchRec.",
                 name=fullname,
             )
-        return ModuleSpec(fullname, self, origin="shardwright_torchrec", is_package=_is_package(fullname))
+        is_package = any(other.startswith(f"{fullname}.") for other in PATHS)
+        return ModuleSpec(fullname, self, origin="shardwright_torchrec", is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """An empty module that knows where its names are."""
@@ -173,10 +174,6 @@ def is_installed() -> bool:
 
 def _imported() -> Iterator[str]:
     return (name for name, module in list(sys.modules.items()) if isinstance(module, _Names))
-
-
-def _is_package(name: str) -> bool:
-    return any(other.startswith(f"{name}.") for other in PATHS)
 
 
 def _whereabouts(module: str, name: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwright.cli.plans import check_writable, write_text
+from shardwright.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
@@ -99,7 +100,6 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
-    from shardwright.errors import InvalidInputError
     from shardwright.planning.assumptions import CPU_DEVICE
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.planner import TablePlanner
@@ -181,7 +181,6 @@ def _estimator_of(machine: Path) -> str:
 
 
 def _bytes(option: str, gib: float | None) -> int | None:
-    from shardwright.errors import InvalidInputError
     from shardwright.planning.documents.limits import MOST_MEMORY_BYTES
     from shardwright.planning.machines.topology import GIB
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardwright.errors import InvalidInputError, PlanError
+
 if TYPE_CHECKING:
     from shardwright.planning.plan.plan import ShardingPlan
 
@@ -18,7 +20,6 @@ def read_plan(path: Path) -> ShardingPlan:
     Raises:
         PlanError: it is malformed; the text names the file.
     """
-    from shardwright.errors import PlanError
     from shardwright.planning.documents import PLAN
     from shardwright.planning.plan.plan import ShardingPlan
 
@@ -35,8 +36,6 @@ def check_writable(path: Path | None) -> None:
     Raises:
         InvalidInputError: it is a folder, or its folder does not exist or may not be written to.
     """
-    from shardwright.errors import InvalidInputError
-
     if path is None:
         return
     folder = path.parent
@@ -57,8 +56,6 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         InvalidInputError: it cannot be written.
     """
-    from shardwright.errors import InvalidInputError
-
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

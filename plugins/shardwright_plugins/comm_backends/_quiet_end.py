@@ -34,7 +34,8 @@ def let_go(longest_s: float = _LONGEST_S) -> None:
     before, now = None, _states()
     while now and now != before and time.monotonic() < deadline:
         time.sleep(_POLL_S)  # without the interpreter's lock, which they may want
-        before, now = now if _all_asleep(now) else None, _states()
+        are_asleep = all("S (sleeping)" in lines[0] for lines in now.values())
+        before, now = now if are_asleep else None, _states()
 
 
 def _states() -> dict[str, list[str]]:
@@ -50,7 +51,3 @@ def _states() -> dict[str, list[str]]:
         except OSError:  # it has just ended
             continue
     return found
-
-
-def _all_asleep(states: dict[str, list[str]]) -> bool:
-    return all("S (sleeping)" in lines[0] for lines in states.values())

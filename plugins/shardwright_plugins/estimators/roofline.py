@@ -151,7 +151,7 @@ class _Step(ShardAmounts):
         gathered = ids * self.options.num_columns * SUM_BYTES
         # A dense gradient is written and read again. Rows and state are read and written: twice their bytes.
         dense = 2 * np.where(self._updates_all, touched * self.row_bytes, 0.0)
-        streamed = ids * SORT_BYTES_AN_ID + gathered + dense + 2 * touched * self._state_bytes_a_row
+        streamed = ids * SORT_BYTES_AN_ID + gathered + dense + 2 * touched * state_bytes_a_row(self.options)
         return streamed / self._memory_bandwidth + 2 * touched * self.row_bytes * self._read_ms_a_byte
 
     def _vectors_ms(self, bytes_of_one: Floats) -> Floats:
@@ -214,8 +214,3 @@ class _Step(ShardAmounts):
     def _updates_all(self) -> Bools:
         """The kernel shows a dense gradient, which updates every row."""
         return self.options.by_request(lambda kernel, _: kernel.fuses_optimizer) == 0
-
-    @cached_property
-    def _state_bytes_a_row(self) -> Floats:
-        """Optimizer state of one row: what a kernel declares beyond weights (and gradient), caches left out."""
-        return state_bytes_a_row(self.options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeGuard, final
 
 import torch
@@ -115,8 +116,8 @@ class LoadedReplicas:
     def __init__(self, env: ShardingEnv, names_of: Callable[[nn.Module], Iterable[str]]) -> None:
         self._env, self._names_of = env, names_of
 
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return _make_no_hook, ()
+    def __reduce__(self) -> tuple[type[Any], tuple[Any]]:
+        return partial, (_no_hook,)
 
     @untraced
     @torch.no_grad()
@@ -139,10 +140,6 @@ def _is_plain(value: Any) -> TypeGuard[Tensor]:
 
 def _no_hook(*_: Any) -> None:
     """Do nothing."""
-
-
-def _make_no_hook() -> Callable[..., None]:
-    return _no_hook
 
 
 _LOAD_ALIKE = (

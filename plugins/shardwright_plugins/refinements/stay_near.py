@@ -67,7 +67,7 @@ class StayNear:
         stops = list(stops_of(old, choices_of(found)))
         if not stops:
             return found
-        fastest, best = min(stops, key=lambda stop: stop.rating(0.0)), min(stops, key=self._rating)
+        fastest, best = (min(stops, key=lambda stop: stop.rating(cost)) for cost in (0.0, self.move_cost))
         kept = next((stop.value_ms for stop in stops if stop.choices == old.choices), None)
         inputs = {
             "move_cost_ms_per_gib": InputValue(self.move_cost, "given"),
@@ -88,6 +88,3 @@ class StayNear:
             f"{bytes_text(best.moved_bytes)} move; the fastest plan found takes {fastest.value_ms:.4g} ms and moves "
             f"{bytes_text(fastest.moved_bytes)}"
         )
-
-    def _rating(self, stop: Stop) -> tuple[float, int, float]:
-        return stop.rating(self.move_cost)

@@ -65,7 +65,7 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
         f"{kernel.name}: group_key() differs when asked again"
     )
     for what, other in (
-        ("data types", {"data_type": _other_type(request)}),
+        ("data types", {"data_type": DataType.FP16 if request.data_type is DataType.FP32 else DataType.FP32}),
         ("optimizers", _other_rate(request)),
     ):
         changed = attrs.evolve(request, **other)
@@ -97,10 +97,6 @@ def check_times(kernel: ComputeKernel, request: KernelRequest) -> None:
             f"{kernel.name}: times_ms() of {what} is {ms}, not 0 or more"
         )
         assert (np.diff(ms) >= 0).all(), f"{kernel.name}: times_ms() of {what} falls with more work: {ms}"
-
-
-def _other_type(request: KernelRequest) -> DataType:
-    return DataType.FP16 if request.data_type is DataType.FP32 else DataType.FP32
 
 
 def _other_rate(request: KernelRequest) -> dict[str, Any]:

@@ -85,13 +85,14 @@ class RandomRecDataset(IterableDataset):  # type: ignore[type-arg]  # of Batch
     def _draw(self) -> Batch:
         lengths, values = [], []
         for low, high, rows in zip(self._least, self._most, self._rows, strict=True):
-            lengths.append(self._below(low, high + 1))
+            lengths.append(
+                torch.randint(
+                    low, high + 1, (self._batch_size,), dtype=torch.int32, generator=self._generator
+                )
+            )
             values.append(torch.randint(rows, (int(lengths[-1].sum()),), generator=self._generator))
         return Batch(
             torch.randn(self._batch_size, self._num_dense, generator=self._generator),
             sw.KeyedJaggedTensor(keys=self._keys, values=torch.cat(values), lengths=torch.cat(lengths)),
             torch.randint(2, (self._batch_size,), generator=self._generator),
         )
-
-    def _below(self, low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high, (self._batch_size,), dtype=torch.int32, generator=self._generator)

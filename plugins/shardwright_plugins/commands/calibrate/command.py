@@ -62,7 +62,7 @@ def calibrate(
     names = [host().compute_kernels.canonical(name.strip()) for name in kernel.split(",")] if kernel else None
     with of_job(output, ranks) if is_rank() else started(output, ranks or _RANKS) as own:
         machine = running.calibrate(
-            own, names, _note if own.is_first else _silence, precisions=precisions, quick=quick
+            own, names, _note if own.is_first else lambda what: None, precisions=precisions, quick=quick
         )
     if own.is_first:
         write_text(output, machine.to_json())
@@ -71,10 +71,6 @@ def calibrate(
 
 def _note(what: str) -> None:
     typer.echo(f"measuring {what}", err=True)
-
-
-def _silence(what: str) -> None:
-    pass
 
 
 def _print(machine: Machine) -> None:

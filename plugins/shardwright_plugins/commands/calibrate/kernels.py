@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.arrays import Floats
@@ -231,8 +231,6 @@ def _batches(case: KernelCase) -> Iterator[Bags]:
 
 def kernel_names() -> list[str]:
     """All kernels that are not taken by name only, the preferred first."""
-    from shardwright.contracts.compute_kernel import NAMED_ONLY
-
     registry = host().compute_kernels
     made = [registry.create(name) for name in registry]
     kept = [kernel for kernel in made if kernel.preference != NAMED_ONLY]

@@ -42,10 +42,10 @@ def show(folder: _Folder, step: _Step = None, dcp_only: _DcpOnly = False, as_jso
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    typer.echo(f"{found['path']}: step {found['step']}, written by {_count(found['world_size'], 'rank')}")
+    typer.echo(f"{found['path']}: step {found['step']}, written by {count_text(found['world_size'], 'rank')}")
     _print_table(found["entries"])
     total = sum(entry["bytes"] for entry in found["entries"])
-    tensors, files = _count(len(found["entries"]), "tensor"), _count(found["files"], "file")
+    tensors, files = count_text(len(found["entries"]), "tensor"), count_text(found["files"], "file")
     typer.echo(f"{tensors}, {bytes_text(total)}, in {files}")
     for group in found["param_groups"]:
         others = ", ".join(f"{key}={value}" for key, value in group.items() if key != "params")
@@ -202,8 +202,3 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
         shape = " x ".join(map(str, entry["shape"]))
         table.add_row(entry["name"], shape, entry["dtype"], bytes_text(entry["bytes"]), str(entry["pieces"]))
     console().print(table)
-
-
-def _count(number: int, noun: str) -> str:
-    """``1 rank`` or ``2 ranks``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

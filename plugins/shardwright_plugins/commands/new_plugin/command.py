@@ -6,7 +6,6 @@ import importlib.util
 import keyword
 import re
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,15 +60,11 @@ def distribution(name: str, kind: str) -> dict[str, str]:
         )
     words, package = _words(name, row), f"shardwright_{name}"
     sources = {
-        f"{package}/{_target(template)}": template for template in (_TEMPLATES / row.template).iterdir()
+        f"{package}/{file.name.removesuffix('.txt')}\": file for file in (_TEMPLATES / row.template).iterdir()
     }
     sources |= {f"tests/test_{name}.py": _TEMPLATES / "test.txt"}
     sources |= {"pyproject.toml": _TEMPLATES / "pyproject.txt", "README.md": _TEMPLATES / "readme.txt"}
     return {path: _filled(template.read_text(), words) for path, template in sorted(sources.items())}
-
-
-def _target(template: Traversable) -> str:
-    return template.name.removesuffix(".txt")
 
 
 def _known_kind(kind: str) -> Kind[Any]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shardwright.cli.plans import check_writable, read_plan, write_text
 from shardwright.cli.tables import console
+from shardwright.errors import InvalidInputError
+from shardwright.host.extensions import load_at, words_at
+from shardwright.host.plugin_host import host
+from shardwright.planning.options.inputs import under_assumed_values
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.proofs import checked_by
+from shardwright.planning.text import bytes_text, count_text, json_text, number_text, percent_at_most
+from shardwright.planning.watch import gap_of
 from shardwright_plugins.commands.tables import table_of
-
-if TYPE_CHECKING:
-    from shardwright.planning.plan.plan import ShardingPlan
-    from shardwright_plugins.plan_differences.check import CheckedPlan
-    from shardwright_plugins.plan_differences.compare import PlanDifference
-    from shardwright_plugins.plan_differences.explain import ExplainedOption
-    from shardwright_plugins.plan_differences.table_moves import ReshardMoves
+from shardwright_plugins.plan_differences.check import CheckedPlan, check_plan, restate
+from shardwright_plugins.plan_differences.compare import PlanDifference, compare_plans
+from shardwright_plugins.plan_differences.explain import ExplainedOption, explain_table, explanation_lines
+from shardwright_plugins.plan_differences.table_moves import ReshardMoves
 
 _Document = Annotated[Path, typer.Argument(metavar="plan.json", help="A plan document.")]
 
@@ -29,11 +34,6 @@ def check(
     ] = False,
 ) -> None:
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
-    from shardwright.planning.options.inputs import under_assumed_values
-    from shardwright.planning.proofs import checked_by
-    from shardwright.planning.text import count_text
-    from shardwright_plugins.plan_differences.check import check_plan
-
     plan = read_plan(document)
     found = check_plan(plan)
     certificate = plan.document.get("objective", {}).get("certificate") or {}
@@ -57,8 +57,6 @@ def check(
 
 def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
     """Write a plan's document anew, where it says what is not so."""
-    from shardwright_plugins.plan_differences.check import restate
-
     if not found.misstatements:
         typer.echo("nothing to rewrite: the document says so")
         return
@@ -68,9 +66,6 @@ def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
 
 
 def _gap(found: CheckedPlan) -> str:
-    from shardwright.planning.text import percent_at_most
-    from shardwright.planning.watch import gap_of
-
     assert found.value_ms is not None  # there are no problems
     return percent_at_most(gap_of(found.value_ms, found.lower_bound_ms))
 
@@ -88,8 +83,6 @@ def explain(
     ] = None,
 ) -> None:
     """Explain a table's option: the runner-up, and what ruled the others out. Or compare the plan with real steps."""
-    from shardwright.errors import InvalidInputError
-
     check_writable(refit)
     plan = read_plan(document)
     if measured is not None:
@@ -104,9 +97,6 @@ def explain(
 
 def _explain_measured(plan: ShardingPlan, measured: Path, refit: Path | None) -> None:
     """Print what extensions at the point ``explain`` tell of measured times."""
-    from shardwright.host.extensions import load_at, words_at
-    from shardwright.host.plugin_host import host
-
     offered = host().extensions
     for word in words_at("explain", offered):
         for line in load_at("explain", word, offered)(plan, measured, refit):
@@ -114,8 +104,6 @@ def _explain_measured(plan: ShardingPlan, measured: Path, refit: Path | None) ->
 
 
 def _explain_table(plan: ShardingPlan, table: str) -> None:
-    from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
-
     explanation = explain_table(plan, table)
     head, *refusals = explanation_lines(explanation)
     times = ("all ms", "slowest ms")
@@ -130,8 +118,6 @@ def _explain_table(plan: ShardingPlan, table: str) -> None:
 
 
 def _cells(option: ExplainedOption) -> tuple[str, ...]:
-    from shardwright.planning.text import bytes_text
-
     memory = ", ".join(f"{bytes_text(size)} {tier}" for tier, size in option.largest_bytes.items() if size)
     return (
         option.name,
@@ -149,9 +135,6 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare two plans: what a reshard sends between which ranks, how many bytes, and how long that takes."""
-    from shardwright.planning.text import json_text
-    from shardwright_plugins.plan_differences.compare import compare_plans
-
     found = compare_plans(read_plan(first), read_plan(second))
     if as_json:
         typer.echo(json_text(found.to_data()))
@@ -170,8 +153,6 @@ def diff(
 
 
 def _show_changes(found: PlanDifference) -> None:
-    from shardwright.planning.text import bytes_text, count_text
-
     count = len(found.changes)
     rows = table_of("table", "before", "after", "moves", "of")
     for change in found.changes:
@@ -189,8 +170,6 @@ def _show_changes(found: PlanDifference) -> None:
 
 def _show_moves(moves: ReshardMoves) -> None:
     """Tell what a reshard sends, weights and optimizer states, over which links and how long."""
-    from shardwright.planning.text import bytes_text, number_text
-
     what = "weights and optimizer states" if moves.counts_states else "weights; states are not known"
     same, near, far = (bytes_text(size) for size in moves.by_link.values())
     typer.echo(

@@ -10,6 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from shardwright.cli.plans import check_writable, write_text
+from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.planning.options.inputs import BATCH_SIZE
+from shardwright.planning.tables.workload import Workload
+from shardwright.planning.text import count_text, json_text
 
 __all__ = ["profile"]
 
@@ -35,10 +39,6 @@ def profile(
     algorithm: Annotated[str, typer.Option(help="What caches evict: lru or lfu.")] = "lru",
 ) -> None:
     """Measure how a workload's tables are used: ids per bag, and how often a cache of any size would miss."""
-    from shardwright.errors import InvalidInputError
-    from shardwright.planning.options.inputs import BATCH_SIZE
-    from shardwright.planning.tables.workload import Workload
-    from shardwright.planning.text import count_text, json_text
     from shardwright_plugins.arrow import from_arrow
     from shardwright_plugins.profiles import Profile
 
@@ -72,8 +72,6 @@ def _steps(files: Sequence[Path], features: Sequence[str], samples: int) -> Iter
         UnsupportedError: pyarrow is not installed.
         InvalidInputError: a file is no Parquet file.
     """
-    from shardwright.errors import InvalidInputError, UnsupportedError
-
     try:
         import pyarrow
         import pyarrow.parquet

@@ -64,7 +64,7 @@ def candidates(
 
     def add(label: str, planner: TablePlanner, chosen_by: tuple[str, ...] = ()) -> None:
         plan = planner.plan_tables(workload.tables)
-        key = _cut_of(plan)
+        key = evolve(plan, document={}).to_json()  # its shards, not what it says of itself
         known = found.get(key, Candidate(label, plan))
         found[key] = evolve(known, chosen_by=known.chosen_by + chosen_by)
 
@@ -100,11 +100,6 @@ def _planner(
         storage_reservation=0.0,
         progress=False,
     )
-
-
-def _cut_of(plan: ShardingPlan) -> str:
-    """The shards of a plan, by which equal plans are known; not what it says of itself."""
-    return evolve(plan, document={}).to_json()
 
 
 class _Drawn(Proposer):

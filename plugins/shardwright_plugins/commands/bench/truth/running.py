@@ -152,7 +152,7 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
         The same with each estimator's prices of each plan, and its judgement.
     """
     plans = [ShardingPlan.from_json(entry["plan"]) for entry in measured["plans"]]
-    took = np.array([step_ms_of(entry) for entry in measured["plans"]])
+    took = np.array([_least(entry["runs"]) for entry in measured["plans"]])
     by = {name: Prices.by(plans[0], name) for name in estimators}
     prices = {name: [own.of(plan) for plan in plans] for name, own in by.items()}
     finals = {
@@ -186,12 +186,8 @@ def _slower_machine(prices: Prices, now_ms: Sequence[float] | None) -> float | N
     return float(np.mean(now_ms)) / then_ms if now_ms and then_ms else None
 
 
-def step_ms_of(entry: Mapping[str, Any]) -> float:
-    """Measured time of a plan, ms: that of its quickest run, since other work only adds."""
-    return _least(entry["runs"])
-
-
 def _least(runs: Sequence[Mapping[str, Any]]) -> float:
+    """Measured time of a plan, ms: that of its quickest run, since other work only adds."""
     return float(min(run["step_ms"] for run in runs))
 
 

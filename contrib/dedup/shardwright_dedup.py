@@ -15,8 +15,6 @@ from torch import Tensor
 
 import shardwright as sw
 
-__all__ = ["COUNT", "DedupEmbeddingCollection", "DedupEmbeddingCollectionSharder", "distinct_pooling_factors"]
-
 COUNT = "count"
 """Name of the column that says how often a distinct id stands in the batch."""
 

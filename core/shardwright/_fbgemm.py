@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-__all__ = ["available", "reason", "serves"]
-
 
 def available() -> bool:
     """True if FBGEMM's operators are there; imports FBGEMM when first asked.

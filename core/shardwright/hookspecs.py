@@ -43,21 +43,6 @@ from shardwright.contracts import (
 )
 from shardwright.host.offers import Kind
 
-__all__ = [
-    "KINDS",
-    "hookimpl",
-    "hookspec",
-    "shardwright_codecs",
-    "shardwright_comm_backends",
-    "shardwright_compute_kernels",
-    "shardwright_estimators",
-    "shardwright_extensions",
-    "shardwright_optimizers",
-    "shardwright_partitioners",
-    "shardwright_proposers",
-    "shardwright_sharding_types",
-]
-
 hookspec = pluggy.HookspecMarker("shardwright")
 hookimpl = pluggy.HookimplMarker("shardwright")
 

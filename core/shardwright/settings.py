@@ -5,6 +5,4 @@ Those of the plugin host stand in :mod:`shardwright.host.settings`.
 
 from __future__ import annotations
 
-__all__ = ["CHECKS_VARIABLE"]
-
 CHECKS_VARIABLE = "SHARDWRIGHT_INPUT_CHECKS"

@@ -10,8 +10,6 @@ from typing import Any, cast
 
 from shardwright.contracts import Extension
 
-__all__ = ["imported", "names_of"]
-
 
 def imported(name: str, target: str, help: str) -> type[Extension]:
     """Make an extension that loads a function or class.

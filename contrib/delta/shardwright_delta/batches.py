@@ -17,8 +17,6 @@ from torch import Tensor
 import shardwright as sw
 from shardwright_delta.digests import Ints
 
-__all__ = ["Origin", "batch_of", "ids_of", "origin_of", "values_of"]
-
 ID = "id"
 """The column of rows' ids: keys, or rows of the table."""
 _ORIGIN = b"shardwright.delta"

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright_delta.digests import Ints
 
-__all__ = ["HeldBlock", "held_blocks", "sharded_tables"]
-
 STATE = "optimizer."
 """Prefix of optimizer states among the values."""
 

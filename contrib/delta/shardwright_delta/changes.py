@@ -18,8 +18,6 @@ from shardwright_delta.batches import Origin, batch_of
 from shardwright_delta.blocks import HeldBlock, held_blocks, sharded_tables
 from shardwright_delta.digests import Ints, digests
 
-__all__ = ["Changes", "every_row"]
-
 
 @frozen(eq=False)
 class _Mark:

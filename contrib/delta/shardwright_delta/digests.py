@@ -13,8 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Ints", "digests"]
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 LANES = 2

@@ -10,8 +10,6 @@ import pyarrow as pa
 
 import shardwright as sw
 
-__all__ = ["read_increment", "write_increment"]
-
 
 def write_increment(
     folder: str | os.PathLike[str], batches: Iterable[pa.RecordBatch], *, rank: int = 0

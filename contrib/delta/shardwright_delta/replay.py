@@ -17,8 +17,6 @@ from shardwright_delta.batches import ids_of, origin_of, values_of
 from shardwright_delta.blocks import HeldBlock, held_blocks, sharded_tables
 from shardwright_delta.digests import Ints
 
-__all__ = ["replay"]
-
 
 @torch.no_grad()
 def replay(model: nn.Module, batches: Iterable[pa.RecordBatch]) -> None:

@@ -12,8 +12,6 @@ import typer
 from shardwright_serving.packages.manifest import Manifest, PackageError
 from shardwright_serving.server.settings import END_CODE, Settings
 
-__all__ = ["main"]
-
 APP = "shardwright_serving.server.app:app_from_environment"
 HEALTH_CHECK_S = 30
 """Time after which a worker that answers no ping is replaced, s: longer than torch takes to load on a busy machine."""

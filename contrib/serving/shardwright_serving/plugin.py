@@ -14,8 +14,6 @@ from shardwright_serving.kernels.quant_numba import QuantNumba
 from shardwright_serving.kernels.quant_torch import QuantTorch
 from shardwright_serving.kernels.quant_triton import QuantTriton
 
-__all__ = ["shardwright_compute_kernels", "shardwright_extensions"]
-
 api = 1
 
 

@@ -13,8 +13,6 @@ from shardwright_store.kernel import FOLDER_VARIABLE, LmdbCaching
 from shardwright_store.rows import StoredRows
 from shardwright_store.store import RowStore
 
-__all__ = ["commit", "restore"]
-
 
 @frozen(eq=False)
 class _Kept:

@@ -22,18 +22,6 @@ import shardwright
 from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 from shardwright_torchrec.module_paths import ADAPTED, COLLECTIONS, MODULES, PATHS, QUANTIZED, SPARSE
 
-__all__ = [
-    "ADAPTED",
-    "MODULES",
-    "PATHS",
-    "QUANTIZED",
-    "find",
-    "find_spec",
-    "install",
-    "is_installed",
-    "uninstall",
-]
-
 _SCRIPTED = frozenset((*COLLECTIONS, *SPARSE))
 _SCRIPTING = "shardwright_serving.scripting"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Multistreamable", "Pipelineable"]
-
 
 class Multistreamable(ABC):
     """A value that is used on other streams than the one it was made on."""

@@ -6,8 +6,6 @@ import copy
 
 import torch
 
-__all__ = ["CacheMixin", "CopyMixIn", "ModuleNoCopyMixin"]
-
 
 class CacheMixin:
     """A module that keeps results; a subclass drops them in `clear_cache`."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from shardwright.contracts.extension import Extension
     from shardwright.host.registry import Registry
 
-__all__ = ["COMMAND", "Program", "group_of"]
-
 COMMAND = "command"
 """The point of commands; each loads a function that Typer runs, or a Typer app."""
 

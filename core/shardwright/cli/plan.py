@@ -16,8 +16,6 @@ from shardwright.errors import InvalidInputError
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
 
-__all__ = ["plan"]
-
 _PART = "NAME[:key=value,...]"
 _INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
 

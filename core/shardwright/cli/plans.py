@@ -11,8 +11,6 @@ from shardwright.errors import InvalidInputError, PlanError
 if TYPE_CHECKING:
     from shardwright.planning.plan.plan import ShardingPlan
 
-__all__ = ["check_writable", "read_plan", "write_text"]
-
 
 def read_plan(path: Path) -> ShardingPlan:
     """Read a plan document.

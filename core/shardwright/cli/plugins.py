@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
 
-__all__ = ["page_of", "plugins"]
-
 _LABELS = ("documentation", "docs", "homepage", "repository", "source")
 """Labels of links in a distribution's metadata, the best first (PyPA's well-known ones, "Project URLs")."""
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
 
-__all__ = ["quiet_host"]
-
 
 def quiet_host(environment: Mapping[str, str]) -> PluginHost:
     """A host that neither logs plugins that failed nor, in strict mode, raises.

@@ -18,18 +18,6 @@ from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import PoolingType, TableSpec
 
-__all__ = [
-    "CACHE",
-    "KEYS",
-    "OPTIMIZER",
-    "ROWS",
-    "UPDATE",
-    "Demand",
-    "demands_on",
-    "disobeyed",
-    "refusal_of_sums",
-]
-
 
 @frozen
 class Demand:

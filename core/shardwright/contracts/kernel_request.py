@@ -15,8 +15,6 @@ from shardwright.planning.tables.spec import TableSpec
 if TYPE_CHECKING:
     from shardwright.planning.arrays import Floats
 
-__all__ = ["KernelRequest", "KernelWork"]
-
 
 @frozen(eq=False)
 class KernelWork:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Bags", "BlockSpec", "Lookup", "RowIndex"]
-
 
 @frozen
 class BlockSpec:

@@ -16,8 +16,6 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
-__all__ = ["Optimizer", "RowRule"]
-
 ELEMENT, ROW = "element", "row"
 GRADIENTS, WEIGHTS = "gradients", "weights"
 

@@ -14,8 +14,6 @@ from shardwright.planning.tables.data_types import TORCH_NAMES
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FLOATS", "FloatRows", "RowFormat"]
-
 
 class RowFormat(ABC):
     """Stores rows ``[n, D]`` of float32 values as ``[n, row_bytes(D)]`` uint8, each row by itself.

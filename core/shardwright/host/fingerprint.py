@@ -14,8 +14,6 @@ import attrs
 from shardwright.errors import PluginMismatchError
 from shardwright.host.settings import PLUGINS_VARIABLE, PREFER_VARIABLE
 
-__all__ = ["Fingerprint", "PluginIdentity", "compare_fingerprints", "name_ranks"]
-
 # A text that names every one of a thousand ranks helps nobody.
 _MAX_RANKS_NAMED = 8  # ranks in an error; the others are counted
 

@@ -22,8 +22,6 @@ from shardwright import hookspecs
 from shardwright.errors import PluginLoadError, nearest
 from shardwright.host.offers import Entry, Kind, Provenance, check_version, make_entry
 
-__all__ = ["PluginRecord", "Source", "load_plugin"]
-
 Offers = dict[str, tuple[Any, ...]]
 """Items that the hooks of one plugin returned: hook -> items."""
 

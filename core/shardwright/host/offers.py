@@ -11,17 +11,6 @@ import attrs
 
 from shardwright.errors import PluginLoadError
 
-__all__ = [
-    "CONTRACT_VERSION",
-    "Entry",
-    "Kind",
-    "Provenance",
-    "check_version",
-    "make_entry",
-    "normalized",
-    "qualified",
-]
-
 CONTRACT_VERSION = 1
 """The version of the contracts (`api` of a plugin module, or of what it offers) that this release fulfils."""
 

@@ -43,8 +43,6 @@ from shardwright.host.offers import Entry, Kind, Provenance, normalized
 from shardwright.host.registry import Registry
 from shardwright.host.settings import PLUGINS_VARIABLE, PluginSettings
 
-__all__ = ["GROUP", "KINDS", "PluginHost", "host", "use_host"]
-
 GROUP = "shardwright"
 """The entry-point group of plugins."""
 

@@ -12,8 +12,6 @@ from shardwright.errors import DuplicateNameError, ShardwrightError, UnknownPlug
 from shardwright.host.offers import Entry, Kind, Provenance, make_entry, normalized, qualified
 from shardwright.host.settings import PREFER_VARIABLE
 
-__all__ = ["Registry"]
-
 C = TypeVar("C")
 
 

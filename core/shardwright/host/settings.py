@@ -17,13 +17,6 @@ import attrs
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, nearest
 
-__all__ = [
-    "PLUGINS_VARIABLE",
-    "PREFER_VARIABLE",
-    "STRICT_VARIABLE",
-    "PluginSettings",
-]
-
 PLUGINS_VARIABLE = "SHARDWRIGHT_PLUGINS"
 STRICT_VARIABLE = "SHARDWRIGHT_STRICT_PLUGINS"
 PREFER_VARIABLE = "SHARDWRIGHT_PREFER"

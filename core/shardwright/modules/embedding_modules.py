@@ -26,8 +26,6 @@ from shardwright.planning.tables.spec import (
 )
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
-
 
 class _FloatTables(TableCollection):
     """The common part of collections of float tables: a module of torch for each table, and the draw of its weights."""

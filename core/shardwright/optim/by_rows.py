@@ -17,8 +17,6 @@ from shardwright.host.plugin_host import host
 from shardwright.optim.rows import RowOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 
-__all__ = ["RuleOptimizer", "rule_of", "rule_or_reason", "updated_rows"]
-
 
 class _Functions:
     """The functions that the update of an optimizer may use, of torch's tensors."""

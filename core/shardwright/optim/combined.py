@@ -19,8 +19,6 @@ from shardwright.errors import DuplicateNameError, InvalidInputError
 from shardwright.optim._keyed_state import check_form, check_names
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
-__all__ = ["CombinedOptimizer"]
-
 
 class CombinedOptimizer(KeyedOptimizer):
     """Several keyed optimizers as one: of the sharded tables and of the dense rest.

@@ -28,8 +28,6 @@ from shardwright.optim.by_rows import RuleOptimizer, rule_or_reason
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.planning.tables.optimizers import OptimizerSpec
 
-__all__ = ["optimizer_spec_of", "register_fused_optimizer", "renaming", "spec_to_torch"]
-
 Mapper = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Builder = Callable[[OptimizerSpec, Iterable[Tensor]], Optimizer]
 

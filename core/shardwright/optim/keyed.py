@@ -18,8 +18,6 @@ from shardwright.arguments import brief, checked
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
 from shardwright.optim import _keyed_state
 
-__all__ = ["KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper"]
-
 
 class KeyedOptimizer(Optimizer):
     """An optimizer whose state dict is keyed by parameter names.

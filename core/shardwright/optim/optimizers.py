@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 from shardwright.arguments import brief, checked
 from shardwright.errors import InvalidInputError
 
-__all__ = ["apply_optimizer_in_backward", "in_backward_optimizer_filter", "in_backward_optimizers"]
-
 # The names under which torch.distributed.optim._apply_optimizer_in_backward keeps the same things.
 _OPTIMIZERS = "_in_backward_optimizers"
 _CLASSES = "_optimizer_classes"

@@ -19,8 +19,6 @@ from torch.optim import Optimizer
 from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError
 
-__all__ = ["RowOptimizer", "touched_rows"]
-
 
 def touched_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that a gradient touches, each once, and their gradients.

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from shardwright.contracts.extension import Finding
 
-__all__ = ["comm_backends"]
-
 
 def comm_backends() -> Iterator[Finding]:
     """Look at the comm backends that plugins offer: whether torch was built with each."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["table_of"]
-
 
 def table_of(*headers: str, right: Collection[str] = ()) -> Table:
     """Begin a table without lines, whose cells go on in the next line where they are too long.

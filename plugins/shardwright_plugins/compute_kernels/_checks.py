@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from shardwright.contracts.extension import Finding
 
-__all__ = ["kernel_libraries"]
-
 _WITHOUT = "the project goes on without it, slower"
 
 

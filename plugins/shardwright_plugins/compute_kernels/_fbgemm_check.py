@@ -15,8 +15,6 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["Installed", "diagnose", "goes_with", "installed_builds", "probe"]
-
 _BUILDS = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")
 _FIRST_TORCH_MINOR = 5
 _PROBE_TIMEOUT_S = 120.0

@@ -26,8 +26,6 @@ from torch.distributed.elastic.multiprocessing import (
 from shardwright.arguments import PositiveFloat, PositiveInt, brief, checked
 from shardwright.errors import DistributedError, InvalidInputError
 
-__all__ = ["launch"]
-
 _BETWEEN_LOOKS_S = 0.1
 """Time between two looks at the ranks' processes, s."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

@@ -27,8 +27,6 @@ from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import Watch
 from shardwright_plugins.refinements.trails import OldPlan, Stop, choices_of, stops_of
 
-__all__ = ["StayNear"]
-
 
 def _as_plan(plan: Any) -> ShardingPlan:
     if isinstance(plan, str | Path):

@@ -12,8 +12,6 @@ from shardwright import BlockSpec, Lookup
 from shardwright_serving.rows.formats import has_header, row_bytes
 from shardwright_serving.rows.quantized_rows import empty_rows
 
-__all__ = ["QuantizedLookup", "as_rows", "row_bytes_of", "stored_zeros"]
-
 
 class QuantizedLookup(Lookup):
     """A lookup whose weights are stored rows; it has no backward pass."""

@@ -8,8 +8,6 @@ from typing import ClassVar
 from shardwright import ComputeKernel, DataType, KernelRequest, RowFormat
 from shardwright_serving.rows.formats import FORMATS, SERVED
 
-__all__ = ["QuantizedKernel", "serving_refusal"]
-
 
 class QuantizedKernel(ComputeKernel):
     """A kernel that holds stored rows, scale and bias among them, as its blocks' weights."""

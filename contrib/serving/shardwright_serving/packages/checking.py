@@ -20,8 +20,6 @@ from shardwright import UnsupportedError
 from shardwright_serving.packages.manifest import Manifest
 from shardwright_serving.packages.package import load_package
 
-__all__ = ["check_package", "drawn_inputs", "traced_inputs"]
-
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """Largest differences of predictions: sums of a thousand float32 in another order differ by less."""
 

@@ -48,8 +48,6 @@ from shardwright_serving.packages.rows_file import Blocks, Progress, TableRows, 
 from shardwright_serving.packages.served import Served, ShardedCollection, served_in, tables_of
 from shardwright_serving.packages.stored_tables import StoredTables
 
-__all__ = ["export_for_inference"]
-
 
 def export_for_inference(
     model: nn.Module,

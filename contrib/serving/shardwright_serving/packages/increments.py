@@ -20,8 +20,6 @@ from shardwright_serving.packages.patches import Bytes, Ints, write_patch
 from shardwright_serving.rows.quantized_rows import quantize_rows
 from shardwright_serving.rows.torch_rows import torch_rows
 
-__all__ = ["add_increment"]
-
 _DTYPES = {"float": torch.float32, "halffloat": torch.float16, "int16": torch.bfloat16}
 """Type of an increment's numbers in Arrow's words -> that of the model's weights."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from shardwright import InvalidInputError
 from shardwright_serving.packages.manifest import Feature
 
-__all__ = ["check_ids"]
-
 
 def check_ids(features: Sequence[Feature], values: Tensor, lengths: Tensor) -> None:
     """Check that ids are rows.

@@ -16,8 +16,6 @@ from torch import Tensor
 from shardwright_serving.packages.manifest import PackageError
 from shardwright_serving.packages.patches import apply_patch, patches_of, read_patch
 
-__all__ = ["Program", "map_rows", "quiet", "readers"]
-
 Program: TypeAlias = Callable[..., Tensor | Sequence[Tensor]]
 """A loaded program: tensors in, tensors out."""
 

@@ -12,21 +12,6 @@ from typing import Any, Self
 
 from attrs import asdict, field, frozen
 
-__all__ = [
-    "FILES",
-    "FORMAT",
-    "FORMS",
-    "MANIFEST",
-    "ROWS",
-    "Dense",
-    "Feature",
-    "Manifest",
-    "Output",
-    "PackageError",
-    "Place",
-    "state_of",
-]
-
 FORMAT = 1
 """Version of packages that are written and read."""
 

@@ -18,8 +18,6 @@ from shardwright_serving.packages.inputs import check_ids
 from shardwright_serving.packages.loading import Program, map_rows, readers
 from shardwright_serving.packages.manifest import FORMS, Manifest, PackageError
 
-__all__ = ["InferencePackage", "load_package"]
-
 
 @frozen(eq=False)
 class InferencePackage:

@@ -12,8 +12,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Patch", "apply_patch", "patches_of", "read_patch", "write_patch"]
-
 PATCHES = "patches"
 """Folder of a package's patches."""
 

@@ -27,8 +27,6 @@ from shardwright_serving.packages.rows_file import TableRows
 from shardwright_serving.packages.served import Served
 from shardwright_serving.rows.torch_rows import look_up, sum_bags
 
-__all__ = ["Inputs", "Rows", "ServingProgram", "without_tables"]
-
 
 @define(eq=False)
 class Rows:

@@ -19,8 +19,6 @@ from shardwright import InvalidInputError, UnsupportedError
 from shardwright_serving.packages.loading import quiet
 from shardwright_serving.packages.program import ServingProgram
 
-__all__ = ["check_forms", "exported", "writers"]
-
 MOST_IDS = 2**31 - 1
 """Largest number of ids of a batch, which some of torch's operators count in 32 bits."""
 

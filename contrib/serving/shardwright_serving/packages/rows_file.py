@@ -20,8 +20,6 @@ from shardwright import CheckpointError, DataType, InvalidInputError
 from shardwright_serving.rows.quantized_rows import QuantizedRows, quantize_rows
 from shardwright_serving.rows.torch_rows import torch_row_bytes, torch_rows
 
-__all__ = ["Blocks", "Progress", "TableRows", "laid_out", "write_rows"]
-
 Progress: TypeAlias = Callable[[int, int], None]
 """Function called with the bytes written so far, and with those of all rows."""
 

@@ -32,8 +32,6 @@ from shardwright_serving.tables.known_ids import KnownIds
 from shardwright_serving.tables.placed_collections import PlacedCollection
 from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
-__all__ = ["KEYED", "Collection", "Served", "served_in", "tables_of"]
-
 KEYED = (
     "its ids are keys, and packages look up rows. Quantize the rows that have keys, put shardwright_serving.KnownIds "
     "with these in the collection's place, and export that"

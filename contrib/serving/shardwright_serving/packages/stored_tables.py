@@ -13,8 +13,6 @@ import shardwright as sw
 from shardwright_serving.packages.rows_file import TableRows
 from shardwright_serving.packages.served import KEYED
 
-__all__ = ["StoredTables"]
-
 _MODEL = "model."
 
 

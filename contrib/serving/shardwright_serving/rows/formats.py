@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from shardwright_serving.rows.quantized_rows import QuantizedRows
 
-__all__ = ["FORMATS", "HEADER_BYTES", "SERVED", "ScaledRows", "bits_of", "has_header", "row_bytes"]
-
 HEADER_BYTES = 4
 """Bytes before the elements of a row: its scale and its bias, a float16 each, as in FBGEMM's table-batched kernels."""
 

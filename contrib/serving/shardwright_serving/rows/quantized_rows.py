@@ -18,8 +18,6 @@ from torch import Tensor
 from shardwright import DataType, InvalidInputError, UnsupportedError
 from shardwright_serving.rows.formats import HEADER_BYTES, SERVED, bits_of, has_header, row_bytes
 
-__all__ = ["QuantizedRows", "check_served", "empty_rows", "quantize_rows"]
-
 _INTEGERS = (DataType.INT8, DataType.INT4, DataType.INT2)
 _AT_ONCE = 1 << 22
 """Elements that are quantized at once, so that their float32 copies stay small beside the table."""

@@ -20,8 +20,6 @@ from shardwright import DataType
 from shardwright_serving.rows.formats import HEADER_BYTES, bits_of, row_bytes
 from shardwright_serving.rows.quantized_rows import QuantizedRows
 
-__all__ = ["look_up", "sum_bags", "torch_row_bytes", "torch_rows"]
-
 _OPERATORS = {
     DataType.INT8: "embedding_bag_byte_rowwise_offsets",
     DataType.INT4: "embedding_bag_4bit_rowwise_offsets",

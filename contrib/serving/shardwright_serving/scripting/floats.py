@@ -23,8 +23,6 @@ from shardwright import (
     TableCollection,
 )
 
-__all__ = ["scriptable_collection"]
-
 
 def _evenly_bagged(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
     """The bags of each feature, of the same samples: a graph has no way for batch sizes of their own."""

@@ -20,8 +20,6 @@ from shardwright_serving.rows.quantized_rows import QuantizedRows
 from shardwright_serving.rows.torch_rows import look_up, sum_bags, torch_rows
 from shardwright_serving.scripting.script_classes import register_script_types
 
-__all__ = ["scriptable"]
-
 
 class ScriptedTable(nn.Module):
     """The lookups of one table.

@@ -21,8 +21,6 @@ from torch.nn import functional
 
 from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-__all__ = ["register_script_types"]
-
 _C = TypeVar("_C", bound=type[Any])
 
 

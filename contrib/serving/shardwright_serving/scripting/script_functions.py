@@ -14,8 +14,6 @@ from torch import Tensor
 from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnsupportedError
 from shardwright_serving.scripting.script_classes import register_script_types
 
-__all__ = ["function_for"]
-
 
 def empty_jagged(
     is_weighted: bool = False,

@@ -18,8 +18,6 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # where torch keeps
 from shardwright import EmbeddingBagCollection, EmbeddingCollection, TableCollection, UnsupportedError
 from shardwright_serving.scripting.floats import scriptable_collection
 
-__all__ = ["Tracer", "made", "made_or_traced", "symbolic_trace", "traced"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

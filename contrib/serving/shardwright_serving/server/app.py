@@ -27,8 +27,6 @@ from shardwright_serving.server.requests import UnfitRequestError
 from shardwright_serving.server.serving import Served, Serving
 from shardwright_serving.server.settings import END_CODE, Settings
 
-__all__ = ["app_from_environment", "make_app"]
-
 LOG = logging.getLogger("uvicorn.error")  # which uvicorn shows
 RESTART_CODE = 1
 """Exit code of a worker that is to be started again."""

@@ -17,8 +17,6 @@ from shardwright_serving.server.metrics import Metrics
 from shardwright_serving.server.samples import Samples
 from shardwright_serving.server.settings import Settings
 
-__all__ = ["Batcher", "OverloadedError", "PredictionError"]
-
 LOG = logging.getLogger("uvicorn.error")  # which uvicorn shows
 Predict = Callable[[Sequence[Samples]], list[Any]]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-__all__ = ["FOLDER_VARIABLE", "Metrics", "forget_dead_workers"]
-
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable of the client library: the folder where worker processes leave their values."""
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

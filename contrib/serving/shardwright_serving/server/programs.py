@@ -24,8 +24,6 @@ from shardwright_serving.packages.patches import Patch, apply_patch
 from shardwright_serving.server.samples import Samples, joined
 from shardwright_serving.server.settings import Settings
 
-__all__ = ["LoadedProgram", "load_program"]
-
 Answer = list[Any]
 """Outputs of one request as nested lists, in the manifest's order."""
 

@@ -18,8 +18,6 @@ from typing_extensions import TypedDict
 from shardwright_serving.packages.manifest import Feature, Manifest
 from shardwright_serving.server.samples import Samples
 
-__all__ = ["RequestReader", "UnfitRequestError"]
-
 STRICT = ConfigDict(strict=True, extra="forbid")
 INT64 = np.iinfo(np.int64)
 Weight = Annotated[list[FiniteFloat], FailFast()]

@@ -11,8 +11,6 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-__all__ = ["Samples", "joined"]
-
 
 @frozen
 class Samples:

@@ -17,8 +17,6 @@ from shardwright_serving.server.programs import LoadedProgram, load_program
 from shardwright_serving.server.requests import RequestReader
 from shardwright_serving.server.settings import Settings
 
-__all__ = ["Served", "Serving"]
-
 LOG = logging.getLogger("uvicorn.error")  # which uvicorn shows
 
 

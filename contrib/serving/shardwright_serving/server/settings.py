@@ -10,8 +10,6 @@ from typing import Self
 
 from attrs import asdict, field, frozen, validators
 
-__all__ = ["END_CODE", "VARIABLE", "Settings"]
-
 VARIABLE = "SHARDWRIGHT_SERVING"
 """Environment variable that brings the settings to a worker process, as JSON."""
 END_CODE = 3

@@ -29,8 +29,6 @@ from shardwright import (
 from shardwright.contracts import NAMED_ONLY
 from shardwright.host import host
 
-__all__ = ["KernelLookups", "preferred_kernel"]
-
 
 def preferred_kernel(request: KernelRequest, name: str | None = None) -> ComputeKernel | None:
     """The kernel that serves a request, the preferred of several; ``None`` if none does.

@@ -17,8 +17,6 @@ from shardwright_serving.rows.quantized_rows import QuantizedRows
 from shardwright_serving.tables.collections import QuantEmbeddingCollection
 from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
-__all__ = ["KnownIds", "ids_of", "with_zero_row"]
-
 
 def with_zero_row(rows: QuantizedRows) -> QuantizedRows:
     """Rows and one more, whose values are zeros: that of ids that have none."""

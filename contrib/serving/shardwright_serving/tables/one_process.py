@@ -28,13 +28,6 @@ from shardwright_serving.tables.placed_collections import (
 )
 from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
-__all__ = [
-    "PlacedCollection",
-    "PlacedQuantEmbeddingBagCollection",
-    "PlacedQuantEmbeddingCollection",
-    "shard_for_serving",
-]
-
 
 def shard_for_serving(
     model: nn.Module,

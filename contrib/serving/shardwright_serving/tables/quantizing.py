@@ -22,8 +22,6 @@ from shardwright_serving.tables.collections import QuantEmbeddingBagCollection, 
 from shardwright_serving.tables.known_ids import KnownIds, ids_of, with_zero_row
 from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
-__all__ = ["quantize_collection", "quantize_embeddings"]
-
 
 def quantize_embeddings(
     model: nn.Module,

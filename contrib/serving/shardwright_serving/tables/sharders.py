@@ -10,8 +10,6 @@ from torch import nn
 import shardwright as sw
 from shardwright_serving.tables.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
 
-__all__ = ["QuantEmbeddingBagCollectionSharder", "QuantEmbeddingCollectionSharder"]
-
 
 def _served(
     sharder: sw.EmbeddingBagCollectionSharder | sw.EmbeddingCollectionSharder,

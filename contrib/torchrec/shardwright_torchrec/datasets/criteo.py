@@ -12,18 +12,6 @@ from torch.utils.data import IterableDataset
 import shardwright as sw
 from shardwright_torchrec.datasets.utils import Batch
 
-__all__ = [
-    "CAT_FEATURE_COUNT",
-    "DAYS",
-    "DEFAULT_CAT_NAMES",
-    "DEFAULT_COLUMN_NAMES",
-    "DEFAULT_INT_NAMES",
-    "DEFAULT_LABEL_NAME",
-    "INT_FEATURE_COUNT",
-    "TOTAL_TRAINING_SAMPLES",
-    "InMemoryBinaryCriteoIterDataPipe",
-]
-
 # The columns of the data set: a label, 13 counts and 26 hexadecimal categories, over 24 days.
 INT_FEATURE_COUNT = 13
 CAT_FEATURE_COUNT = 26

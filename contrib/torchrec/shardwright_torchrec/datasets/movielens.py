@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_COLUMN_NAMES", "DEFAULT_MOVIES_DATA_COLUMN_NAMES", "DEFAULT_RATINGS_COLUMN_NAMES"]
-
 DEFAULT_RATINGS_COLUMN_NAMES: list[str] = ["userId", "movieId", "rating", "timestamp"]
 DEFAULT_MOVIES_DATA_COLUMN_NAMES: list[str] = ["title", "genres"]
 DEFAULT_COLUMN_NAMES: list[str] = [*DEFAULT_RATINGS_COLUMN_NAMES, *DEFAULT_MOVIES_DATA_COLUMN_NAMES]

@@ -11,8 +11,6 @@ from torch.utils.data import IterableDataset
 import shardwright as sw
 from shardwright_torchrec.datasets.utils import Batch
 
-__all__ = ["RandomRecDataset"]
-
 _ROWS = 100
 """Rows that ids are drawn from where no table size is given, TorchRec's default."""
 _IDS = 2

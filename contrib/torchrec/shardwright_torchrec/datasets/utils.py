@@ -11,8 +11,6 @@ from torch import Tensor
 import shardwright as sw
 from shardwright_torchrec.streamable import Pipelineable
 
-__all__ = ["PATH_MANAGER_KEY", "Batch"]
-
 PATH_MANAGER_KEY: str = "torchrec"
 """Key under which scripts ask iopath for files."""
 

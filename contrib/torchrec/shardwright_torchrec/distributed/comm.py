@@ -8,15 +8,6 @@ import socket
 import torch
 import torch.distributed as dist
 
-__all__ = [
-    "get_free_port",
-    "get_group_rank",
-    "get_local_rank",
-    "get_local_size",
-    "get_num_groups",
-    "intra_and_cross_node_pg",
-]
-
 _groups: dict[tuple[dist.ProcessGroup, str], tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
 """World and backend -> the groups that were made of it."""
 

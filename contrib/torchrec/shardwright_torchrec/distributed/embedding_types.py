@@ -4,6 +4,4 @@ from __future__ import annotations
 
 import shardwright as sw
 
-__all__ = ["BaseEmbeddingSharder"]
-
 BaseEmbeddingSharder = sw.ModuleSharder

@@ -7,8 +7,6 @@ from typing import Any
 
 import shardwright as sw
 
-__all__ = ["get_qcomm_codecs_registry"]
-
 
 def get_qcomm_codecs_registry(
     qcomms_config: sw.QCommsConfig, comm_ops: Sequence[Any] | None = None, device: Any = None

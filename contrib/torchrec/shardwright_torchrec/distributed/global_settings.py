@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["get_propogate_device", "set_propogate_device"]
-
 _propagates = {"device": False}
 
 

@@ -9,12 +9,6 @@ import torch
 
 import shardwright as sw
 
-__all__ = [
-    "DataParallelWrapper",
-    "ShardedModule",
-    "ShardingPlanner",
-]
-
 
 class ShardedModule(ABC):
     """A collection that has been sharded: `isinstance` is true of shardwright's.

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, init_from_local_shards
 
-__all__ = ["state_dict_gather", "state_dict_to_device"]
-
 State = Mapping[str, Tensor | ShardedTensor]
 
 

@@ -18,18 +18,6 @@ from attrs import frozen
 from torch import Tensor
 from torchmetrics import Metric
 
-__all__ = [
-    "AUCMetricComputation",
-    "AccuracyMetricComputation",
-    "GAUCMetricComputation",
-    "MAEMetricComputation",
-    "MSEMetricComputation",
-    "MetricComputationReport",
-    "MetricPrefix",
-    "NEMetricComputation",
-    "RecMetricComputation",
-]
-
 EPSILON = 1e-12
 """Least probability in a logarithm; TorchRec's number."""
 

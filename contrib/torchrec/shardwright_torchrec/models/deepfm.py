@@ -11,8 +11,6 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright_torchrec.modules.deepfm import DeepFM, FactorizationMachine
 
-__all__ = ["DenseArch", "FMInteractionArch", "OverArch", "SimpleDeepFMNN", "SparseArch"]
-
 
 class SparseArch(nn.Module):
     """The embeddings of the sparse features.

@@ -16,20 +16,6 @@ import shardwright as sw
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.modules.mlp import MLP
 
-__all__ = [
-    "DLRM",
-    "DLRM_DCN",
-    "DLRMTrain",
-    "DLRM_Projection",
-    "DenseArch",
-    "InteractionArch",
-    "InteractionDCNArch",
-    "InteractionProjectionArch",
-    "OverArch",
-    "SparseArch",
-    "choose",
-]
-
 
 def choose(n: int, k: int) -> int:
     """Number of ways to choose ``k`` of ``n``; 0 outside ``0 <= k <= n``."""

@@ -6,8 +6,6 @@ TorchScript and `torch.fx` read annotations, so they are no text here.
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SwishLayerNorm"]
-
 
 class SwishLayerNorm(nn.Module):
     """``x * sigmoid(LayerNorm(x))``.

@@ -10,8 +10,6 @@ import attrs
 import shardwright as sw
 from shardwright_torchrec.modules.replaceable import replaceable
 
-__all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"]
-
 BaseEmbeddingConfig = sw.EmbeddingConfig
 
 _INSTEAD = {

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 import shardwright as sw
 
-__all__ = ["CrossNet", "LowRankCrossNet"]
-
 
 def _kernels(count: int, *shape: int) -> nn.ParameterList:
     """Weights of `count` layers, normal with Xavier's variance."""

@@ -7,8 +7,6 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-__all__ = ["DeepFM", "FactorizationMachine"]
-
 
 def _flat(embeddings: list[Tensor]) -> Tensor:
     """All embeddings of a sample side by side: ``[B, N]``."""

@@ -6,8 +6,6 @@ import torch
 
 import shardwright as sw
 
-__all__ = ["DATA_TYPE_NUM_BITS", "data_type_to_dtype", "dtype_to_data_type"]
-
 _DTYPES = {
     "FP32": torch.float32,
     "FP16": torch.float16,

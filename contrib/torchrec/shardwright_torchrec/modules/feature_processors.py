@@ -12,16 +12,6 @@ from torch import Tensor, nn
 
 import shardwright as sw
 
-__all__ = [
-    "BaseFeatureProcessor",
-    "FeatureProcessedEmbeddingBagCollection",
-    "FeatureProcessor",
-    "FeatureProcessorsCollection",
-    "PositionWeightedModule",
-    "PositionWeightedModuleCollection",
-    "PositionWeightedModuleDict",
-]
-
 
 class BaseFeatureProcessor(nn.Module):
     """A base for processors of several features, `{name: JaggedTensor}` -> the same."""

@@ -10,8 +10,6 @@ import torch
 import shardwright as sw
 from shardwright_torchrec.optim.fused import InBackwardOptimizer
 
-__all__ = ["FusedEmbeddingBagCollection", "FusedEmbeddingCollection", "fuse_embedding_optimizer"]
-
 
 def _refuse_location(location: Any) -> None:
     if location is not None:

@@ -11,13 +11,6 @@ from torch import Tensor
 
 import shardwright as sw
 
-__all__ = [
-    "EmbeddingBagCollectionInterface",
-    "EmbeddingCollectionInterface",
-    "get_embedding_names_by_table",
-    "reorder_inverse_indices",
-]
-
 
 class EmbeddingBagCollectionInterface(ABC):
     """A collection of bags: `isinstance` is true of unsharded and sharded ones."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright_torchrec.modules.activation import SwishLayerNorm
 
-__all__ = ["MLP", "Perceptron"]
-
 
 class Perceptron(nn.Module):
     """A linear layer and an activation.

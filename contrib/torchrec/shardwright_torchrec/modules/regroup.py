@@ -8,8 +8,6 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright_torchrec.modules.embedding_configs import data_type_to_dtype
 
-__all__ = ["KTRegroupAsDict"]
-
 
 class KTRegroupAsDict(nn.Module):
     """Joins columns of keyed tensors to groups, each with a name.

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import attrs
 
-__all__ = ["replaceable"]
-
 _T = TypeVar("_T", bound=type)
 
 

@@ -10,8 +10,6 @@ import torch
 
 import shardwright as sw
 
-__all__ = ["GradientClipping", "GradientClippingOptimizer"]
-
 
 class GradientClipping(Enum):
     """Ways to clip."""

@@ -10,8 +10,6 @@ import torch
 
 import shardwright as sw
 
-__all__ = ["EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule", "InBackwardOptimizer"]
-
 _OPTIMIZERS = "_in_backward_optimizers"
 """Attribute of a parameter where torch's `_apply_optimizer_in_backward` and shardwright keep its optimizers."""
 

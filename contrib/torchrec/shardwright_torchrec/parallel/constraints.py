@@ -13,8 +13,6 @@ from shardwright_torchrec.modules.replaceable import replaceable
 from shardwright_torchrec.parallel.kernel_names import all_fused
 from shardwright_torchrec.parallel.sharders import REPLICATED, kernels_with_gradients
 
-__all__ = ["CacheParams", "ParameterConstraints", "as_torchrec_reads", "check_precisions"]
-
 
 class CacheParams(sw.CacheParams):
     """Parameters of the cache of a table in host memory, with TorchRec's arguments in TorchRec's order.

@@ -15,19 +15,6 @@ import attrs
 import shardwright as sw
 from shardwright.host import PluginHost, host
 
-__all__ = [
-    "FUSED",
-    "EmbeddingComputeKernel",
-    "NamedPlan",
-    "NamedSharding",
-    "all_fused",
-    "fused_kernels",
-    "named",
-    "own_plan",
-    "own_shardings",
-    "torchrec_name",
-]
-
 FUSED = "fused"
 _OLD = "batched_"
 """Beginning that TorchRec's names of kernels once had; its tutorials still write `BATCHED_FUSED`."""

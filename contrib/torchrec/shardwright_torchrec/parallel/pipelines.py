@@ -10,8 +10,6 @@ from torch import nn
 
 import shardwright as sw
 
-__all__ = ["TrainPipelineBase", "TrainPipelineSparseDist"]
-
 
 class TrainPipelineBase(sw.TrainPipelineBase):
     """A loop that trains one batch after the other.

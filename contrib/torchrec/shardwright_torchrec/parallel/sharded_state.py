@@ -25,8 +25,6 @@ import shardwright as sw
 from shardwright_torchrec.distributed.comm import get_local_size
 from shardwright_torchrec.planner.utils import placement
 
-__all__ = ["ShardedTable", "blocks_of", "is_whole", "sharded_tables"]
-
 
 @frozen(eq=False)
 class ShardedTable:

@@ -16,12 +16,6 @@ from shardwright.host import host
 from shardwright_torchrec.distributed.fused_params import checks_of, own_params
 from shardwright_torchrec.parallel.kernel_names import all_fused, own_shardings
 
-__all__ = [
-    "EmbeddingBagCollectionSharder",
-    "EmbeddingCollectionSharder",
-    "get_default_sharders",
-]
-
 REPLICATED = "data_parallel"
 _OF_SCRIPT = sw.OptimizerSpec(is_assumed=True)
 """Optimizer of a table that the script's own updates."""

@@ -14,8 +14,6 @@ import shardwright as sw
 from shardwright_torchrec.parallel.kernel_names import torchrec_name
 from shardwright_torchrec.planner.types import PartitionByType, Perf, Shard, ShardingOption, Storage
 
-__all__ = ["PHASES", "options_of", "set_costs", "values_of"]
-
 PHASES: Mapping[str, str] = {
     "forward_compute": "fwd_compute",
     "forward_communication": "fwd_comms",

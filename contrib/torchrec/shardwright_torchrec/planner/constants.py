@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    *("BATCH_SIZE", "BIGINT_DTYPE", "CROSS_NODE_BANDWIDTH", "DDR_CAP", "DDR_MEM_BW", "HBM_CAP"),
-    *("HBM_MEM_BW", "HBM_TO_DDR_MEM_BW", "INTRA_NODE_BANDWIDTH", "MIN_CW_DIM", "NUM_POOLINGS"),
-    *("POOLING_FACTOR", "UVM_CACHING_RATIO"),
-]
-
 _GIB = 1024**3
 BATCH_SIZE: int = 512
 BIGINT_DTYPE: int = 8

@@ -22,8 +22,6 @@ from shardwright_torchrec.planner.types import (
     as_planner_error,
 )
 
-__all__ = ["EmbeddingEnumerator", "estimators_of", "search_space", "tables_of"]
-
 
 class EmbeddingEnumerator(Enumerator):
     """Lists the options of a model's tables, with their costs.

@@ -22,8 +22,6 @@ from shardwright_torchrec.planner.types import (
     Storage,
 )
 
-__all__ = ["GreedyPerfPartitioner", "MemoryBalancedPartitioner", "OwnPartitioner", "Ranks", "SortBy"]
-
 _FREE = -1
 
 

@@ -28,8 +28,6 @@ from shardwright_torchrec.planner.types import (
     as_planner_error,
 )
 
-__all__ = ["EmbeddingShardingPlanner"]
-
 
 class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
     """The planner of a model's tables, as TorchRec's scripts call it.

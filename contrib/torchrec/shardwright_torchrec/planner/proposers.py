@@ -12,15 +12,6 @@ from shardwright_torchrec.parallel.kernel_names import fused_kernels
 from shardwright_torchrec.planner.columns import options_of, set_costs
 from shardwright_torchrec.planner.types import Proposer, ShardingOption
 
-__all__ = [
-    "DynamicProgrammingProposer",
-    "EmbeddingOffloadScaleupProposer",
-    "GreedyProposer",
-    "GridSearchProposer",
-    "OwnProposer",
-    "UniformProposer",
-]
-
 
 class _OfPlanner(Proposer):
     """A proposer that runs inside the planner, which takes shardwright's of the same idea.

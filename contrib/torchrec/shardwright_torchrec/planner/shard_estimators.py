@@ -14,13 +14,6 @@ from shardwright_torchrec.distributed.types import PipelineType
 from shardwright_torchrec.planner.columns import PHASES, options_of, set_costs, values_of
 from shardwright_torchrec.planner.types import ShardEstimator, ShardingOption
 
-__all__ = [
-    "EmbeddingPerfEstimator",
-    "EmbeddingStorageEstimator",
-    "OwnPerformance",
-    "OwnStorage",
-]
-
 
 class _BuiltIn(ShardEstimator):
     """TorchRec's formulas, which are a plugin of shardwright: the options have its numbers already."""

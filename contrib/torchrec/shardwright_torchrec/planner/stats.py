@@ -7,8 +7,6 @@ from typing import Any
 import shardwright as sw
 from shardwright_torchrec.planner.types import PerfModel, ShardingOption, Stats
 
-__all__ = ["EmbeddingStats", "NoopEmbeddingStats", "NoopPerfModel", "NoopStorageModel"]
-
 
 class EmbeddingStats(Stats):
     """Prints shardwright's report of a plan."""

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import shardwright as sw
 
-__all__ = [
-    "FixedPercentageStorageReservation",
-    "HeuristicalStorageReservation",
-    "InferenceStorageReservation",
-]
-
 ID_COPIES = 20
 """Two batches in flight, each with ten copies on its way through a training step."""
 

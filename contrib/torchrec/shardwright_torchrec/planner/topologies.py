@@ -10,8 +10,6 @@ import shardwright as sw
 from shardwright_torchrec.planner import constants
 from shardwright_torchrec.planner.types import DeviceHardware, Storage
 
-__all__ = ["Topology", "devices_of"]
-
 # TorchRec's defaults of the arguments below, which have no counterpart.
 _IDLE = {
     "bwd_compute_multiplier": (2, 2.0),

@@ -12,25 +12,6 @@ from typing import Any
 import shardwright as sw
 from shardwright_torchrec.planner.constants import BATCH_SIZE
 
-__all__ = [
-    "DeviceHardware",
-    "Enumerator",
-    "PartitionByType",
-    "Partitioner",
-    "Perf",
-    "PerfModel",
-    "PlanDebugStats",
-    "PlannerError",
-    "PlannerErrorType",
-    "Proposer",
-    "Shard",
-    "ShardEstimator",
-    "ShardingOption",
-    "Stats",
-    "Storage",
-    "as_planner_error",
-]
-
 
 @dataclass(eq=True)
 class Perf:

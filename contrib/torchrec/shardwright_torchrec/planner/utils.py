@@ -7,17 +7,6 @@ from typing import Any
 
 from shardwright_torchrec.planner.types import ShardingOption
 
-__all__ = [
-    "bytes_to_gb",
-    "bytes_to_mb",
-    "gb_to_bytes",
-    "get_partition_by_type",
-    "mb_to_bytes",
-    "placement",
-    "reset_shard_rank",
-    "sharder_name",
-]
-
 _MIB = 1024**2
 _GIB = 1024**3
 

@@ -10,8 +10,6 @@ from torch import nn
 
 import shardwright as sw
 
-__all__ = ["QuantConfig", "QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "QuantizedCollection"]
-
 QuantizedCollection = serving.QuantEmbeddingBagCollection | serving.QuantEmbeddingCollection
 """Every collection of quantized tables."""
 

@@ -24,17 +24,6 @@ from shardwright_torchrec.quant.sharding import (
     shard_modules,
 )
 
-__all__ = [
-    "DEFAULT_FUSED_PARAMS",
-    "DEFAULT_QUANTIZATION_DTYPE",
-    "DEFAULT_QUANT_MAPPING",
-    "DEFAULT_SHARDERS",
-    "quantize_embeddings",
-    "quantize_inference_model",
-    "shard_quant_model",
-    "trim_torch_package_prefix_from_typename",
-]
-
 MAPPING: Mapping[type[nn.Module], type[Any]] = {
     sw.EmbeddingBagCollection: QuantEmbeddingBagCollection,
     sw.EmbeddingCollection: QuantEmbeddingCollection,

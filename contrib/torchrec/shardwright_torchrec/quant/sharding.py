@@ -18,17 +18,6 @@ from shardwright_torchrec.quant.collections import (
     QuantizedCollection,
 )
 
-__all__ = [
-    "KERNEL",
-    "QuantEmbeddingBagCollectionSharder",
-    "QuantEmbeddingCollectionSharder",
-    "QuantizedSharder",
-    "default_sharders",
-    "placed",
-    "shard_modules",
-    "whole_tables",
-]
-
 KERNEL = "quant"
 """Name of the kernel of quantized tables in plans, as TorchRec has it."""
 PlacedCollection = serving.PlacedQuantEmbeddingBagCollection | serving.PlacedQuantEmbeddingCollection

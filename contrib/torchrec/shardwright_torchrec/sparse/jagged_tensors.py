@@ -7,8 +7,6 @@ from torch import Tensor
 
 import shardwright as sw
 
-__all__ = ["jt_is_equal", "kjt_is_equal"]
-
 
 def kjt_is_equal(kjt_1: sw.KeyedJaggedTensor, kjt_2: sw.KeyedJaggedTensor) -> bool:
     """True if two batches have the same keys in the same order, and the same bags, ids and weights."""

@@ -10,8 +10,6 @@ from typing import Any, Self, cast
 from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError
 
-__all__ = ["TORCH_NAMES", "DataType"]
-
 
 class _Words(type):
     """Gives ``DataType.FP16``, as an enumeration does."""

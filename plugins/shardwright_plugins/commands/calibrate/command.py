@@ -12,8 +12,6 @@ from shardwright.errors import InvalidInputError, UnsupportedError
 if TYPE_CHECKING:
     from shardwright_plugins.estimators.engine.machine import Machine
 
-__all__ = ["calibrate"]
-
 
 def calibrate(
     output: Annotated[Path, typer.Option(metavar="machine.json", help="Write the machine document.")],

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from shardwright_plugins.checkpoint.reading import StoredCheckpoint
 
-__all__ = ["checkpoint"]
-
 checkpoint = typer.Typer(help="Show, verify and convert checkpoints.", no_args_is_help=True)
 
 _Folder = Annotated[

@@ -17,8 +17,6 @@ from shardwright_plugins.commands.demo.settings import DemoSettings
 if TYPE_CHECKING:
     from shardwright_plugins.commands.demo.rank import DemoResult
 
-__all__ = ["demo"]
-
 _MAX_SEED = 2**63 - 1  # torch and NumPy both take seeds up to here
 
 

@@ -19,8 +19,6 @@ from attrs import frozen
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Clicks", "Examples", "Table"]
-
 NUM_DENSE = 13
 # Values of each categorical feature of the Criteo Kaggle data set; ours are cut at MAX_ROWS.
 # fmt: off

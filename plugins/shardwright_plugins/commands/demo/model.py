@@ -27,8 +27,6 @@ from shardwright.optim import CombinedOptimizer, KeyedOptimizerWrapper, in_backw
 from shardwright_plugins.commands.demo.examples import NUM_DENSE, Examples, Table
 from shardwright_plugins.commands.demo.settings import DemoSettings
 
-__all__ = ["DLRM", "Batch", "ShardedDLRM", "interact"]
-
 EMBEDDING_DIM = 16
 BOTTOM_SIZE, TOP_SIZES = 64, (64, 32)
 # Tuned on the synthetic examples, one epoch, from 500 to 1600 steps of 512 to 2048.

@@ -19,8 +19,6 @@ from shardwright_plugins.commands.demo.examples import Clicks
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM
 from shardwright_plugins.commands.demo.settings import DemoSettings
 
-__all__ = ["DemoResult", "run_rank", "train_and_evaluate"]
-
 _BETWEEN_LINES_S = 5.0  # slow enough to be read
 
 

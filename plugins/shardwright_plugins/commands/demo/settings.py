@@ -9,8 +9,6 @@ from attrs import frozen
 
 from shardwright.errors import InvalidInputError
 
-__all__ = ["DemoSettings"]
-
 
 @frozen(kw_only=True)
 class DemoSettings:

@@ -17,8 +17,6 @@ from shardwright.cli.quiet import quiet_host
 from shardwright.contracts.extension import Finding
 from shardwright.errors import ShardwrightError, nearest
 
-__all__ = ["devices", "environment", "has_torch", "plugins", "python"]
-
 _FOREIGN_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "LOCAL_WORLD_SIZE",

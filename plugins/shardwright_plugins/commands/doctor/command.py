@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shardwright.contracts.extension import Extension
     from shardwright.host.registry import Registry
 
-__all__ = ["doctor", "examine"]
-
 _CHECK, _FIRST = "check", "python"
 _STYLES = {"absent": "dim", "off": "dim", "broken": "red"}
 

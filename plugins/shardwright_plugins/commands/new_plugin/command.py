@@ -15,8 +15,6 @@ from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNam
 from shardwright.hookspecs import KINDS
 from shardwright.host.offers import Kind, qualified
 
-__all__ = ["plugin"]
-
 _TEMPLATES = files("shardwright_plugins.commands.new_plugin") / "templates"
 
 _KINDS = {kind.name: kind for kind in KINDS}
@@ -60,7 +58,7 @@ def distribution(name: str, kind: str) -> dict[str, str]:
         )
     words, package = _words(name, row), f"shardwright_{name}"
     sources = {
-        f"{package}/{file.name.removesuffix('.txt')}\": file for file in (_TEMPLATES / row.template).iterdir()
+        f"{package}/{file.name.removesuffix('.txt')}": file for file in (_TEMPLATES / row.template).iterdir()
     }
     sources |= {f"tests/test_{name}.py": _TEMPLATES / "test.txt"}
     sources |= {"pyproject.toml": _TEMPLATES / "pyproject.txt", "README.md": _TEMPLATES / "readme.txt"}

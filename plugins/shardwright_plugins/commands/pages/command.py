@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from shardwright.host.offers import Provenance
     from shardwright.host.plugin_host import PluginHost
 
-__all__ = ["docs", "pages"]
-
 _MEMBERS = (FunctionType, classmethod, staticmethod, property)
 """Kinds of members of a class that a page shows."""
 

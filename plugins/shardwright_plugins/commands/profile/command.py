@@ -15,8 +15,6 @@ from shardwright.planning.options.inputs import BATCH_SIZE
 from shardwright.planning.tables.workload import Workload
 from shardwright.planning.text import count_text, json_text
 
-__all__ = ["profile"]
-
 _LEAST_STEPS = 2  # one says nothing of reuse
 
 

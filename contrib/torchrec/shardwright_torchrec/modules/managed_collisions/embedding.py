@@ -15,16 +15,6 @@ from shardwright_torchrec.modules.managed_collisions.maps import (
 from shardwright_torchrec.modules.managed_collisions.policies import DistanceLFU_EvictionPolicy
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 
-__all__ = [
-    "BaseManagedCollisionEmbeddingCollection",
-    "ManagedCollisionEmbeddingBagCollection",
-    "ManagedCollisionEmbeddingBagCollectionSharder",
-    "ManagedCollisionEmbeddingCollection",
-    "ManagedCollisionEmbeddingCollectionSharder",
-    "McEmbeddingBagCollectionAdapter",
-    "McEmbeddingCollectionAdapter",
-]
-
 
 class BaseManagedCollisionEmbeddingCollection(torch.nn.Module):
     """An embedding collection whose ids are mapped first.

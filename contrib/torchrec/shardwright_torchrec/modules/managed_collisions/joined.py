@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from shardwright_torchrec.modules.managed_collisions.maps import ManagedCollisionModule
 
-__all__ = ["join_maps"]
-
 
 def join_maps(model: torch.nn.Module, group: Any) -> None:
     """Let the maps of a model count the ids of all ranks of a group; every rank makes this call.

@@ -16,13 +16,6 @@ from torch import Tensor
 import shardwright as sw
 from shardwright_torchrec.modules.managed_collisions.policies import MCHEvictionPolicy
 
-__all__ = [
-    "MCHManagedCollisionModule",
-    "ManagedCollisionCollection",
-    "ManagedCollisionModule",
-    "apply_mc_method_to_jt_dict",
-]
-
 EMPTY = torch.iinfo(torch.int64).max
 """Id of a row that nobody has, so that such rows come last when sorted."""
 

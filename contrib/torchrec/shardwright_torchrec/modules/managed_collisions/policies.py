@@ -11,16 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = [
-    "DistanceLFU_EvictionPolicy",
-    "LFU_EvictionPolicy",
-    "LRU_EvictionPolicy",
-    "MCHEvictionPolicy",
-    "average_threshold_filter",
-    "dynamic_threshold_filter",
-    "probabilistic_threshold_filter",
-]
-
 ThresholdFilter = Callable[[Tensor], tuple[Tensor, "float | Tensor"]]
 
 

@@ -65,12 +65,9 @@ class Offers:
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[str, KernelRequest], int] = {}
         self._offers: dict[Hashable, LayoutOffer] = {}
-        self._requested: dict[tuple[str, int, str, bool], tuple[int, str]] = {}
-        self._requested_for: tuple[TableSpec | None, Mapping[str, Any]] = (None, {})
         # Each is asked the same only once.
         self._filled = cache(space.fill)
         self.types_for = cache(self._types_for)
-        self._kernels = cache(self._kernels_asked)
         self._answer = cache(self._ask)
 
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
@@ -140,9 +137,7 @@ class Offers:
         refusals += [Refusal(table.path, KERNEL, name, reason) for name, reason in reasons.items()]
         return kept
 
-    def _kernels_asked(
-        self, asked: Sequence[str] | None, shows_gradients: bool
-    ) -> tuple[list[str], list[str]]:
+    def _kernels(self, asked: Sequence[str] | None, shows_gradients: bool) -> tuple[list[str], list[str]]:
         """The kernels, and those that are left out."""
         names, kernels = _made(self.plugins.compute_kernels, self.kernels, asked), self.kernels
         if asked is not None:
@@ -214,14 +209,9 @@ class Offers:
             refusals: get one more if the kernel refuses.
         """
         codes: dict[tuple[int, str, bool], int] = {}
-        if self._requested_for[0] is not table or self._requested_for[1] != extras:
-            self._requested_for, self._requested = (table, extras), {}
         asked_of_runs = [(run.num_columns, run.device, run.is_copy) for run in runs]
         for asked in dict.fromkeys(asked_of_runs):
-            key = (kernel, *asked)
-            if key not in self._requested:
-                self._requested[key] = self._request(kernel, table, asked, extras)
-            codes[asked], reason = self._requested[key]
+            codes[asked], reason = self._request(kernel, table, asked, extras)
             if reason:
                 refusals.append(Refusal(table.path, KERNEL, kernel, reason))
                 return None

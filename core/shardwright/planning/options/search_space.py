@@ -234,9 +234,7 @@ def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Ma
     return columns
 
 
-def _checked(
-    who: str, what: str, column: Floats, options: Options, most: float = _MOST_ESTIMATE
-) -> Floats:
+def _checked(who: str, what: str, column: Floats, options: Options, most: float = _MOST_ESTIMATE) -> Floats:
     try:
         values = np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):

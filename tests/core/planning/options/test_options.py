@@ -124,7 +124,10 @@ def test_enumerate_type_that_declines_without_a_reason_is_refused(host_with):
     def raised(table, topology):
         raise UnsupportedError("")
 
-    with host_with(sharding_types=[type_of(raised)]), pytest.raises(PlanningError, match=r"Refused: .*'made'"):
+    with (
+        host_with(sharding_types=[type_of(raised)]),
+        pytest.raises(PlanningError, match=r"Refused: .*'made'"),
+    ):
         options_of(TABLE, t={"sharding_types": ["made"]})
 
 

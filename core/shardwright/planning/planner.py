@@ -273,7 +273,8 @@ def _why_none(
 def _check_tables(tables: Sequence[TableSpec]) -> None:
     if not tables:
         raise PlanningError(
-            "there are no tables to plan: no module of the model is one that the sharders shard"
+            "there are no tables to plan: no module of the model is one that the sharders shard. In place of "
+            "torch.nn.EmbeddingBag take an EmbeddingBagCollection: `shardwright docs two_ranks` shows how"
         )
     repeated = [path for path, count in Counter(table.path for table in tables).items() if count > 1]
     if repeated:

@@ -25,7 +25,7 @@ PHASES = (
     "backward_compute",
 )
 """Phases that are measured, by the names that estimators give them."""
-_DOCUMENT = DocumentKind("document of measured times")
+_DOCUMENT = DocumentKind("document of measured times", schema="times.schema.json")
 
 
 @frozen
@@ -105,8 +105,7 @@ class MeasuredTimes:
             InvalidInputError: it is no such document.
         """
         data = _DOCUMENT.parse(text)
-        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
-            raise InvalidInputError(f"this is no document of the format {FORMAT!r}, version {VERSION}")
+        _DOCUMENT.check(data)
         try:
             ranks = [
                 RankTimes(

@@ -29,7 +29,8 @@ from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_n
 from shardwright.planning.tables.constraints import Constraints
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"
-KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "machine": MACHINE, "plan": PLAN}
+TIMES = DocumentKind("document of measured times", schema="times.schema.json")
+KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "machine": MACHINE, "plan": PLAN, "times": TIMES}
 
 
 def shown(name):
@@ -37,20 +38,30 @@ def shown(name):
 
 
 @pytest.mark.parametrize("read", sorted(KINDS))
-@pytest.mark.parametrize("given", ["machine", "plan"])
-def test_document_of_another_kind_says_what_it_is(read, given):
+@pytest.mark.parametrize(
+    ("given", "reads"),
+    [
+        ("constraints", "plan --constraints"),
+        ("machine", "plan --machine"),
+        ("plan", "explain"),
+        ("times", "explain --measured"),
+        ("workload", "plan"),
+    ],
+)
+def test_document_of_another_kind_says_what_it_is(read, given, reads):
     kind = KINDS[read]
+    document = {"format": "shardwright-times", "version": 1} if given == "times" else shown(given)
     if read == given:
-        kind.check(shown(given))
+        kind.check(document)
     else:
-        reads = {"machine": "plan --machine", "plan": "explain"}[given]
-        with pytest.raises(kind.error, match=rf'"format" is .shardwright-{given}.\. .*`shardwright {reads}`'):
-            kind.check(shown(given))
+        with pytest.raises(kind.error, match=rf"is of another kind: .*`shardwright {reads}`"):
+            kind.check(document)
 
 
-def test_workload_in_place_of_a_plan_is_told_what_makes_plans():
+@pytest.mark.parametrize("document", [{}, {"tables": "user"}])
+def test_what_has_no_kind_is_told_what_makes_plans(document):
     with pytest.raises(PlanError, match=r"has no 'format': .*`shardwright plan` makes a plan of a workload"):
-        PLAN.check(shown("workload"))
+        PLAN.check(document)
 
 
 def test_page_examples_can_be_read():
@@ -72,7 +83,7 @@ def test_wheel_has_the_schemas_and_the_page():
     shipped = {file.distribution_path for file in builder.recurse_included_files()}
     root = Path(shardwright.__file__).parents[1]
     needed = [PAGE, *(FOLDER / name for name in schema_names())]
-    assert len(needed) == 6
+    assert len(needed) == 7
     assert {str(path.relative_to(root)) for path in needed} <= shipped
 
 

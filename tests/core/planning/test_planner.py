@@ -136,6 +136,17 @@ def test_plan_tables_estimator_that_breaks_the_contract_raises(column, text):
         planner(estimator=Wrong()).plan_tables(TABLES)
 
 
+def test_plan_tables_storage_estimate_that_no_table_has_raises():
+    class Wrong(Estimator):
+        name, measures = "wrong", "storage"
+
+        def estimate(self, options, topology):
+            return {"ddr": np.full(options.num_shards, 1e99)}
+
+    with pytest.raises(PlanningError, match=r"estimator 'wrong' returned 1e\+99 as 'ddr'"):
+        planner(storage_estimator=Wrong()).plan_tables(TABLES)
+
+
 def test_no_plan_table_too_large_says_what_would_fit():
     rule = ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"])
     with pytest.raises(NoPlanError) as caught:

@@ -615,6 +615,7 @@ def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (XEON, "engine_xeon"),
         ("Intel(R) Xeon(R) Processor @ 2.90GHz", "engine_xeon"),
         ("Neoverse-V2", "engine"),
+        ("Xeon (family 26, model 2)", "engine_xeon"),  # families number each maker's own
     ],
 )
 def test_nearest_of_several_shipped_machines_is_taken_unasked(

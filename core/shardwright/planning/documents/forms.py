@@ -106,17 +106,16 @@ class DocumentKind:
 
         Raises:
             ShardwrightError: the kind's own; the text says where it has another form, what stands there, what would
-                be right, and of keys the nearest; of a document that says it is of another kind, what reads it.
+                be right, and of keys the nearest; of a document of another kind, what reads it.
         """
         try:
             faults = list(itertools.islice(_validator(self.schema).iter_errors(value), _MOST_FAULTS))
         except ValueError as error:  # Python data that JSON has no word for
             raise self.error(f"the {self.title} is no JSON data: {error}") from error
         if faults:
-            said = str(value.get("format")) if isinstance(value, dict) else ""
-            schema, what = _formats().get(said, (self.schema, ""))
+            schema, what = _kind_of(value) or (self.schema, "")
             if schema != self.schema:
-                raise self.error(f'the {self.title} is of another kind: its "format" is {said!r}. {what}')
+                raise self.error(f"the {self.title} is of another kind: {what}")
             raise self.error(min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1])
 
     def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
@@ -132,11 +131,17 @@ class DocumentKind:
         return urgencies.get(fault.kind.name, 1), f"{text}. {meaning}".rstrip(". ") + "."
 
 
-@functools.cache
-def _formats() -> dict[str, tuple[str, str]]:
-    """Format that a document names -> the file of its schema, and what reads it."""
-    nodes = {name: load_schema(name).get("properties", {}).get("format") for name in schema_names()}
-    return {node["const"]: (name, node["description"]) for name, node in nodes.items() if node}
+def _kind_of(value: Any) -> tuple[str, str] | None:
+    """The file of a document's schema, and what reads it: by its format, or by its form where its kind has none."""
+    said = value.get("format") if isinstance(value, dict) else None
+    for name in schema_names() if value else ():
+        schema = load_schema(name)
+        node = schema.get("properties", {}).get("format")
+        if node and node["const"] == said:
+            return name, f'its "format" is {said!r}. {node["description"]}'
+        if not node and "description" in schema and _validator(name).is_valid(value):
+            return name, f"its keys say so. {schema['description']}"
+    return None
 
 
 @functools.cache

@@ -94,7 +94,7 @@ class RowMap(ABC):
 
         A row map that knows which rows are asked for often says so: costs follow from it.
         """
-        return self.num_rows_of(part) / self.num_rows
+        return self.num_rows_of(part) / max(self.num_rows, 1)
 
     def part_sizes(self) -> Iterable[tuple[int, int]]:
         """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``.

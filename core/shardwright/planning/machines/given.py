@@ -158,7 +158,8 @@ def _check_device(device: str) -> None:
     backends = process_host().comm_backends
     known = sorted({*_KNOWN_DEVICES, *(one for name in backends.names for one in backends[name].devices)})
     if device not in known:
-        near = nearest("cuda" if device == "gpu" else str(device), known)
+        said = str(device).lower()
+        near = nearest("cuda" if said == "gpu" else said, known)
         raise UnknownNameError(f"no compute_device {device!r}. Known: {', '.join(known)}.{near}")
 
 

@@ -28,6 +28,8 @@ AVERAGING = "averaging"
 _MOST_BYTES = float(1 << 48)
 # Sums over all shards and ranks of what is no more, and products of two such sums, are finite.
 _MOST_ESTIMATE = 1e100
+# More than any table takes: 2**63 rows of 2**63 columns with what optimizers keep of them are less.
+_MOST_ESTIMATED_BYTES = 1e40
 
 
 @frozen(eq=False)
@@ -166,7 +168,7 @@ def estimate_costs(
     by_tier = _estimated(storage, options, topology)
     memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
     for tier, column in by_tier.items():
-        checked = _checked(f"estimator {storage.name!r}", tier, column, options)
+        checked = _checked(f"estimator {storage.name!r}", tier, column, options, _MOST_ESTIMATED_BYTES)
         whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
         # By the topology's name, or by a kernel's.
         known = tier if tier in topology.tiers else topology.tier_of(tier)
@@ -232,7 +234,7 @@ def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Ma
     return columns
 
 
-def _checked(who: str, what: str, column: Floats, options: Options) -> Floats:
+def _checked(who: str, what: str, column: Floats, options: Options, most: float = _MOST_ESTIMATE) -> Floats:
     try:
         values = np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
@@ -242,12 +244,12 @@ def _checked(who: str, what: str, column: Floats, options: Options) -> Floats:
             f"{who} broke its contract: {what!r} must be one number for each of the "
             f"{options.num_shards} runs of shards, it is {brief(column)}"
         )
-    wrong = np.flatnonzero(~((values >= 0) & (values <= _MOST_ESTIMATE)))
+    wrong = np.flatnonzero(~((values >= 0) & (values <= most)))
     if len(wrong):
         table = options.tables[options.shard_table[wrong[0]]]
         raise PlanningError(
             f"{who} returned {values[wrong[0]]} as {what!r} for a shard of table "
-            f"{table.describe()}; estimates must be finite, from 0 to {_MOST_ESTIMATE:g}"
+            f"{table.describe()}; estimates must be finite, from 0 to {most:g}"
         )
     return values
 

@@ -160,7 +160,7 @@ def _asked(
             raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
         offered = tuple(answer)
     except UnsupportedError as reason:
-        declined.append(str(reason))
+        declined.append(str(reason) or type(reason).__name__)
         return ()
     for layout in offered:
         if not isinstance(layout, Layout):

@@ -84,8 +84,8 @@ def _print(machine: Machine) -> None:
         )
     for what, told in machine.fits.items():
         typer.echo(
-            f"  {what:24s} {told['experiments']:3d} experiments, error {told['median_error']:.0%} in the median, "
-            f"{told['worst_error']:.0%} at most"
+            f"  {what:24s} {count_text(told['experiments'], 'experiment'):>15s}, "
+            f"error {told['median_error']:.0%} in the median, {told['worst_error']:.0%} at most"
         )
     for what, reason in machine.unmeasured.items():
         typer.echo(f"  not measured: {what}: {reason}")

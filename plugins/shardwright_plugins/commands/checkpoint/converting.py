@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,12 @@ def from_file(path: Path, folder: Path, progress: Progress | None = None) -> Non
     Raises:
         CheckpointError: the file is something else.
     """
+    is_zip = zipfile.is_zipfile(path)  # torch maps no others: those of torch before 1.6
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # whatever bytes can make of torch's reader
-        raise CheckpointError(f"{path} cannot be read as plain data: {reason_of(error)}") from error
+        reason = reason_of(error) if is_zip else "it is no file that torch.save wrote"
+        raise CheckpointError(f"{path} cannot be read as plain data: {reason}") from error
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise CheckpointError(f"{path} has a {type(state).__name__}, not a state dict")
     entries = flat(state)

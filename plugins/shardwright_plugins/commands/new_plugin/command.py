@@ -116,7 +116,6 @@ def _filled(text: str, words: dict[str, str]) -> str:
 
 
 def _check_free(output: Path, target: Path) -> None:
-    if target.exists():
-        raise InvalidInputError(
-            f"{target} exists already. Give another --output than {output}, or remove it."
-        )
+    taken = output if output.exists() and not output.is_dir() else target
+    if taken.exists():
+        raise InvalidInputError(f"{taken} exists already. Give another --output than {output}, or remove it.")

@@ -216,7 +216,8 @@ def nearest_machine(processor: str) -> str:
 
 
 def _words(text: str) -> set[str]:
-    return set(re.findall("[a-z]+|[0-9]+", text.lower()))
+    """Words of a processor's name, and its number of three digits or more: small ones are of cores, models or GHz."""
+    return {*re.findall("[a-z]{2,}|[0-9]{3,}", text.lower())} - {"family", "model"}
 
 
 _read_once = cache(Machine.read)

@@ -89,6 +89,7 @@ def test_rows_range_of_fewer_rows_than_parts_leaves_the_last_empty():
     assert [part.num_rows for part in RowsRange(3, parts=5)] == [1, 1, 1, 0, 0]
     assert [part.bounds for part in RowsRange(5, parts=3)] == [(0, 2), (2, 4), (4, 5)]
     assert [part.num_rows for part in RowsRange(0, parts=2)] == [0, 0]
+    assert RowsRange(0, parts=2).id_fraction_of(1) == 0
 
 
 @pytest.mark.parametrize(

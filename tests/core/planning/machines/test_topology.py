@@ -47,9 +47,10 @@ def test_topology_can_be_sent_to_other_processes():
     assert again.provenance == topology.provenance
 
 
-def test_topology_of_gpus_is_told_what_they_are_called():
-    with pytest.raises(UnknownNameError, match=r"no compute_device 'gpu'.* Did you mean 'cuda'\?"):
-        Topology(2, "gpu")
+@pytest.mark.parametrize("said", ["gpu", "GPU", "CUDA"])
+def test_topology_of_gpus_is_told_what_they_are_called(said):
+    with pytest.raises(UnknownNameError, match=rf"no compute_device '{said}'.* Did you mean 'cuda'\?"):
+        Topology(2, said)
 
 
 def test_topology_unknown_device_raises_with_the_nearest():

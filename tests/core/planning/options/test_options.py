@@ -120,6 +120,17 @@ def test_enumerate_type_whose_layouts_raise_unsupported_is_refused_with_its_reas
             options_of(TABLE, t={"sharding_types": ["made"]})
 
 
+def test_enumerate_type_that_declines_without_a_reason_is_refused(host_with):
+    def raised(table, topology):
+        raise UnsupportedError("")
+
+    with (
+        host_with(sharding_types=[type_of(raised)]),
+        pytest.raises(PlanningError, match=r"Refused: .*'made'"),
+    ):
+        options_of(TABLE, t={"sharding_types": ["made"]})
+
+
 def test_enumerate_type_that_declines_one_of_mixed_devices_is_offered_on_the_other(host_with):
     def on_cpus(table, topology):
         if topology.device_types != ("cpu",):

@@ -153,6 +153,7 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     known = {name: set(own) - set(KERNEL) for name, own in machine.kernels.items()}
     assert {name: own for name, own in known.items() if own} == {"fused_numba": {"cut"}}
     assert machine.fits["fused_numba cut"]["experiments"] == 1
+    assert "1 experiment," in found.output
     assert machine.made["ranks"] == 2
     assert len(machine.made["reference_ms"]) == 3  # at the start, before steps and at the end
     unmeasured = {"kernel fused_numba FP16", "inter_host_bw", "hbm_to_ddr_mem_bw"}

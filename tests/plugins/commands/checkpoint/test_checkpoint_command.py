@@ -212,6 +212,20 @@ def test_file_that_would_run_something_is_refused(tmp_path):
         run("convert", tmp_path / "module.pt", tmp_path / "other.pt")
 
 
+@pytest.mark.parametrize("text", ["", "hello", "{}"])
+def test_convert_of_what_torch_did_not_write_says_so(text, tmp_path):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(sw.CheckpointError, match=r"torch\.save"):
+        run("convert", tmp_path / "a.txt", tmp_path / "own")
+
+
+def test_convert_reads_files_of_an_old_torch(tmp_path):
+    torch.save({"weight": torch.ones(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    run("convert", tmp_path / "a.pt", tmp_path / "own")
+    (entry,) = json.loads(run("show", tmp_path / "own", "--json"))["entries"]
+    assert entry["name"] == "model.weight"
+
+
 @pytest.mark.parametrize("beside", ["opt", "epoch"])
 def test_state_dict_beside_what_is_not_read_is_refused(beside, tmp_path):
     """Names that are not read would make entries of the model of all, and a checkpoint without tensors."""

@@ -11,7 +11,7 @@ from tests.stranger import run_python
 
 from shardwright.errors import InvalidInputError, UnknownNameError
 from shardwright.hookspecs import KINDS
-from shardwright_plugins.commands.new_plugin.command import distribution
+from shardwright_plugins.commands.new_plugin.command import distribution, new
 
 NAMES = [kind.name for kind in KINDS]
 
@@ -55,21 +55,27 @@ def test_new_plugin_leaves_what_is_there_alone(tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_new_plugin_in_place_of_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InvalidInputError, match="file exists already"):
+        new("acme", "codec", tmp_path / "file")
+
+
 def test_new_plugin_of_a_name_that_is_taken_says_by_whom(tmp_path):
-    def new(name, kind):
+    def made(name, kind):
         output = ["--output", str(tmp_path / "out")]
         return run_python("-m", "shardwright", "plugin", "new", name, "--kind", kind, *output)
 
-    done = new("row_wise", "sharding_type")
+    done = made("row_wise", "sharding_type")
     assert done.returncode == 1
     assert "the sharding type 'row_wise' is there already: shardwright_plugins." in done.stderr
     assert "'builtin_sharding_types' from shardwright " in done.stderr
     assert "Two of one name cannot be used" in done.stderr
-    done = new("plugins", "codec")
+    done = made("plugins", "codec")
     assert done.returncode == 1
     assert "would be shardwright_plugins, and a module of that name is installed already" in done.stderr
     assert not (tmp_path / "out").exists()
-    done = new("row_wise", "codec")
+    done = made("row_wise", "codec")
     assert done.returncode == 0, done.stderr  # of another kind
 
 

@@ -215,7 +215,7 @@ def test_file_that_would_run_something_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "hello", "{}"])
 def test_convert_of_what_torch_did_not_write_says_so(text, tmp_path):
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(sw.CheckpointError, match=r"torch\.save"):
+    with pytest.raises(sw.CheckpointError, match=r"no file that torch\.save wrote"):
         run("convert", tmp_path / "a.txt", tmp_path / "own")
 
 

@@ -126,19 +126,6 @@ def _sort_keys(keys: Any, room: Any, count: int, highest: int, ends: Any) -> Any
 
 
 @compiled_loop
-def _most_ids(blocks: Any, share: Any, num_slots: int, bags: Any, first_id: Any) -> int:
-    """The most ids that a block of a share has."""
-    most = 0
-    for block in range(share[0], share[1]):
-        count = 0
-        for source in range(bags.shape[0] // num_slots):
-            cell = source * num_slots
-            count += first_id[cell + blocks[block, 1]] - first_id[cell + blocks[block, 0]]
-        most = max(most, count)
-    return most
-
-
-@compiled_loop
 def sort_ids(
     blocks: Any,
     share: Any,
@@ -171,7 +158,8 @@ def sort_ids(
         starts: receives the start of each id's gradient.
         factors: receives the weight of each id, if ``id_weights`` has any.
     """
-    most = _most_ids(blocks, share, num_slots, bags, first_id)
+    # Room for all ids in each block: pages that no block writes take no memory.
+    most = first_id[first_id.shape[0] - 1]
     keys, room = np.empty(most, np.int64), np.empty(most, np.int64)
     position_of, gradient_of = np.empty(most, np.int64), np.empty(most, np.int64)
     counts = np.empty(1 << _DIGIT_BITS, np.int64)

@@ -39,6 +39,7 @@ def _part_of(row: int, num_parts: int) -> Any:
 def _list_ids(
     block_slots: Any,
     num_slots: int,
+    sources: Any,
     part: int,
     num_parts: int,
     ids: Any,
@@ -56,7 +57,7 @@ def _list_ids(
         How many there are, and the highest row.
     """
     number, highest = 0, 0
-    for source in range(bags.shape[0] // num_slots):
+    for source in sources:
         for slot in range(block_slots[0], block_slots[1]):
             cell = source * num_slots + slot
             if not bags[cell]:
@@ -156,14 +157,17 @@ def sort_ids(
     share, ends, rows, starts, factors = by_row
     # Room for all ids in each block: pages that no block writes take no memory.
     most = first_id[first_id.shape[0] - 1]
+    # Among many sources most have no ids; the blocks do not each look for those that do.
+    edges = first_id[::num_slots]
+    sources = np.flatnonzero(edges[1:] > edges[:-1])
     keys, room = np.empty(most, np.int64), np.empty(most, np.int64)
     position_of, gradient_of = np.empty(most, np.int64), np.empty(most, np.int64)
     counts = np.empty(1 << _DIGIT_BITS, np.int64)
     first = 0
     for block in range(share[0], share[1]):
         count, highest = _list_ids(
-            blocks[block], num_slots, share[2], share[3], ids, lengths, bags, first_id, places, keys, position_of,
-            gradient_of,
+            blocks[block], num_slots, sources, share[2], share[3], ids, lengths, bags, first_id, places, keys,
+            position_of, gradient_of,
         )  # fmt: skip
         by_row = _sort_keys(keys, room, count, highest, counts)
         for index in range(count):

@@ -43,7 +43,9 @@ def starts_of(sizes: Ints) -> Ints:
 def repeated(values: Ints, counts: Ints, device: torch.device) -> Tensor:
     """Repeat each host value as often as its count says, on a device: ``[sum of counts]`` int64."""
     if is_host(device):
-        (used,) = counts.nonzero()  # few among many ranks: to repeat a value no time takes time, too
+        # Few are used among many ranks: to repeat a value no time takes time, too. NumPy searches a mask in a sixth of
+        # the time that it takes for numbers.
+        (used,) = (counts > 0).nonzero()
         return torch.from_numpy(values[used].repeat(counts[used]))
     own, times = (sent_to(device, numbers) for numbers in (values, counts))
     return own.repeat_interleave(times, output_size=int(counts.sum()))

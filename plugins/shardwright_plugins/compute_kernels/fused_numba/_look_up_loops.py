@@ -80,7 +80,6 @@ def _ids_before(lengths: Any, bag: int, count: int) -> int:
 def look_up(
     weights: int,
     slots: Any,
-    share: Any,
     ids: Any,
     id_weights: Any,
     lengths: Any,
@@ -88,13 +87,13 @@ def look_up(
     first_id: Any,
     places: Any,
     out: int,
+    share: Any,
 ) -> None:
     """Sum the rows of each bag of some slots.
 
     Args:
         weights: address of the flat weights.
         slots: start of each slot's block in ``weights``, ``D``, and the block's number of rows, ``[S, 3]``.
-        share: first slot, slot after the last, number of the part of each slot's bags, and number of parts.
         ids: row numbers, ``[N]``.
         id_weights: weight of each id, ``[N]``, or empty.
         lengths: number of ids of each bag; empty if each id is a bag of its own.
@@ -103,6 +102,7 @@ def look_up(
         places: first bag of each cell, start of its result in ``out``, and step from bag to bag in ``out``,
             ``[W * S, 3]``.
         out: address of the flat results; every element of these slots is written.
+        share: first slot, slot after the last, number of the part of each slot's bags, and number of parts.
 
     Raises:
         IndexError: an id is no row of its block.

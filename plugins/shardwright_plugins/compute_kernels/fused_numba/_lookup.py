@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class Cells:
     counts: Ints
     is_matrix: bool
     places: Any = None
-    by_row: list[_Sorted] | None = None
+    by_row: list[_ByRow] | None = None
 
     @classmethod
     def of(cls, bags: Bags) -> Cells:
@@ -66,28 +66,20 @@ class Cells:
         )
 
 
-@define(eq=False)
-class _Sorted:
-    """The ids of a share of the blocks, sorted by rows; see :func:`_sort_loops.sort_ids`."""
+_ByRow: TypeAlias = tuple[Share, Ints, Any, Ints, Any]
+"""A share of the blocks, and its ids sorted by rows; see :func:`_sort_loops.sort_ids`."""
 
-    share: Share
-    ends: Ints
-    rows: Any
-    starts: Ints
-    factors: Any
 
-    @classmethod
-    def of(cls, blocks: Ints, cells: Cells, places: Ints, share: Share) -> _Sorted:
-        # Room for all ids: pages that a share does not write take no memory.
-        most, ends = int(cells.first_id[-1]), np.empty(share[1] - share[0], np.int64)
-        starts, rows = np.empty(most, np.int64), np.empty(most, np.int32)
-        factors = np.empty(most if cells.id_weights.size else 0, np.float32)
-        made = cls(share, ends, rows, starts, factors)
-        sorts.sort_ids(
-            blocks, share, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags,
-            cells.first_id, places, ends, rows, starts, factors,
-        )  # fmt: skip
-        return made
+def _sorted_by_row(blocks: Ints, cells: Cells, places: Ints, share: Share) -> _ByRow:
+    # Room for all ids: pages that a share does not write take no memory.
+    most, ends = int(cells.first_id[-1]), np.empty(share[1] - share[0], np.int64)
+    rows, starts = np.empty(most, np.int32), np.empty(most, np.int64)
+    by_row = share, ends, rows, starts, np.empty(most if cells.id_weights.size else 0, np.float32)
+    sorts.sort_ids(
+        blocks, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id,
+        places, by_row,
+    )  # fmt: skip
+    return by_row
 
 
 _NO_LENGTHS = np.empty(0, np.int32)
@@ -122,13 +114,10 @@ class FusedNumbaLookup(Lookup):
         places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
         cells.places, result = places, self.room(size)
         out, weights = result.data_ptr(), self._weights.data_ptr()
-
-        def look_up(share: Share) -> None:
-            look_ups.look_up(
-                weights, geometry.slots, share, cells.ids, cells.id_weights, cells.lengths, cells.bags,
-                cells.first_id, places, out,
-            )  # fmt: skip
-
+        look_up = partial(
+            look_ups.look_up, weights, geometry.slots, cells.ids, cells.id_weights, cells.lengths, cells.bags,
+            cells.first_id, places, out,
+        )  # fmt: skip
         in_threads(look_up, shares_of(lambda: geometry.slot_work(cells), geometry.slots.shape[0]))
         return result, cells if training else None
 
@@ -146,28 +135,24 @@ class FusedNumbaLookup(Lookup):
         optimizer, numbers, first, second = self._update.arguments(
             self._learning_rate, self._num_steps, self._states
         )
-
-        def update(by_row: _Sorted) -> None:
-            total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
-            self._update.loops.update(
-                optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
-                by_row.starts, by_row.factors, gradients, np.float32(scale), total.data_ptr(),
-            )  # fmt: skip
-
+        update = partial(
+            self._update.loops.update, optimizer, numbers, weights, first, second, geometry.blocks,
+            geometry.widest_gradient, gradients, np.float32(scale),
+        )  # fmt: skip
         in_threads(update, self._by_row(saved))
         return ()
 
     def anticipate(self, saved: Any) -> None:
         self._by_row(saved)
 
-    def _by_row(self, cells: Cells) -> list[_Sorted]:
+    def _by_row(self, cells: Cells) -> list[_ByRow]:
         """The ids of all blocks sorted by rows, each thread's share; made once."""
         if cells.by_row is None:
             geometry, places = self._geometry, cells.places
             if places is None or not geometry.gradients_are_alike:
                 places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
             shares = shares_of(lambda: geometry.block_work(cells), geometry.blocks.shape[0])
-            cells.by_row = in_threads(partial(_Sorted.of, geometry.blocks, cells, places), shares)
+            cells.by_row = in_threads(partial(_sorted_by_row, geometry.blocks, cells, places), shares)
         return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], out: Tensor) -> bool:
@@ -197,10 +182,9 @@ class FusedNumbaLookup(Lookup):
 
         def update(share: Share) -> None:
             start, stop, *_ = share
-            total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
             self._update.loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
-                sums, starts[start:stop], np.float32(scale), total.data_ptr(),
+                sums, starts[start:stop], np.float32(scale), geometry.widest_gradient,
             )  # fmt: skip
 
         in_threads(update, shares_of(lambda: geometry.elements[wanted], len(wanted), may_part=False))

@@ -39,6 +39,7 @@ def _part_of(row: int, num_parts: int) -> Any:
 def _list_ids(
     block_slots: Any,
     num_slots: int,
+    sources: Any,
     part: int,
     num_parts: int,
     ids: Any,
@@ -56,7 +57,7 @@ def _list_ids(
         How many there are, and the highest row.
     """
     number, highest = 0, 0
-    for source in range(bags.shape[0] // num_slots):
+    for source in sources:
         for slot in range(block_slots[0], block_slots[1]):
             cell = source * num_slots + slot
             if not bags[cell]:
@@ -126,22 +127,8 @@ def _sort_keys(keys: Any, room: Any, count: int, highest: int, ends: Any) -> Any
 
 
 @compiled_loop
-def _most_ids(blocks: Any, share: Any, num_slots: int, bags: Any, first_id: Any) -> int:
-    """The most ids that a block of a share has."""
-    most = 0
-    for block in range(share[0], share[1]):
-        count = 0
-        for source in range(bags.shape[0] // num_slots):
-            cell = source * num_slots
-            count += first_id[cell + blocks[block, 1]] - first_id[cell + blocks[block, 0]]
-        most = max(most, count)
-    return most
-
-
-@compiled_loop
 def sort_ids(
     blocks: Any,
-    share: Any,
     num_slots: int,
     ids: Any,
     id_weights: Any,
@@ -149,16 +136,12 @@ def sort_ids(
     bags: Any,
     first_id: Any,
     places: Any,
-    ends: Any,
-    rows: Any,
-    starts: Any,
-    factors: Any,
+    by_row: Any,
 ) -> None:
     """Sort the ids of some blocks by rows.
 
     Args:
         blocks: places of the blocks, ``[K, 7]``, see :func:`update`.
-        share: first block, block after the last, number of the part of each block's rows, and number of parts.
         num_slots: ``S``.
         ids: row numbers, ``[N]``.
         id_weights: weight of each id, ``[N]``, or empty.
@@ -166,20 +149,25 @@ def sort_ids(
         bags: number of bags of each cell, ``[W * S]``.
         first_id: first id of each cell, made by :func:`first_ids`.
         places: places of the cells in the gradients, ``[W * S, 3]``, see :func:`look_up`.
-        ends: receives, for each block of the share, the number of ids up to its end.
-        rows: receives the row of each id, block after block, rising; int32.
-        starts: receives the start of each id's gradient.
-        factors: receives the weight of each id, if ``id_weights`` has any.
+        by_row: the share: first block, block after the last, number of the part of each block's rows, and number of
+            parts; and arrays that receive, for each block of the share, the number of ids up to its end; the row of
+            each id, block after block, rising, int32; the start of each id's gradient; and the weight of each id, if
+            ``id_weights`` has any.
     """
-    most = _most_ids(blocks, share, num_slots, bags, first_id)
+    share, ends, rows, starts, factors = by_row
+    # Room for all ids in each block: pages that no block writes take no memory.
+    most = first_id[first_id.shape[0] - 1]
+    # Among many sources most have no ids; the blocks do not each look for those that do.
+    edges = first_id[::num_slots]
+    sources = np.flatnonzero(edges[1:] > edges[:-1])
     keys, room = np.empty(most, np.int64), np.empty(most, np.int64)
     position_of, gradient_of = np.empty(most, np.int64), np.empty(most, np.int64)
     counts = np.empty(1 << _DIGIT_BITS, np.int64)
     first = 0
     for block in range(share[0], share[1]):
         count, highest = _list_ids(
-            blocks[block], num_slots, share[2], share[3], ids, lengths, bags, first_id, places, keys, position_of,
-            gradient_of,
+            blocks[block], num_slots, sources, share[2], share[3], ids, lengths, bags, first_id, places, keys,
+            position_of, gradient_of,
         )  # fmt: skip
         by_row = _sort_keys(keys, room, count, highest, counts)
         for index in range(count):

@@ -106,14 +106,10 @@ def update(
     first: int,
     second: int,
     blocks: Any,
-    share: Any,
-    ends: Any,
-    rows: Any,
-    starts: Any,
-    factors: Any,
+    widest: int,
     gradients: int,
     scale: Any,
-    total: int,
+    by_row: Any,
 ) -> None:
     """Update every row of some blocks that a bag had, once.
 
@@ -127,16 +123,14 @@ def update(
         second: address of the flat second state, changed, of the same size.
         blocks: first slot of each block, slot after its last, start in ``weights``, ``D``, ``C``, first of its columns
             among those of the gradient, and first row among all blocks' rows, ``[K, 7]``.
-        share: first block, block after the last, number of the part of each block's rows, and number of parts.
-        ends: number of ids up to the end of each block of the share, written by :func:`sort_ids`.
-        rows: row of each id, rising in each block, written by :func:`sort_ids`.
-        starts: start of each id's gradient in ``gradients``, written by :func:`sort_ids`.
-        factors: weight of each id, written by :func:`sort_ids`; empty if all are 1.
+        widest: the widest ``C``.
         gradients: address of the flat gradients.
         scale: factor of the gradients.
-        total: address of memory for the widest ``C``.
+        by_row: a share of the blocks and its ids sorted by rows, see :func:`sort_ids`.
     """
-    index = 0
+    share, ends, rows, starts, factors = by_row
+    room = np.empty(widest, np.float32)
+    index, total = 0, room.ctypes.data
     for block in range(share[0], share[1]):
         base, dim, own = blocks[block, 2], blocks[block, 3], blocks[block, 4]
         offset, first_row = blocks[block, 5], blocks[block, 6]
@@ -247,7 +241,7 @@ def update_all(
     sums: Any,
     starts: Any,
     scale: Any,
-    total: int,
+    widest: int,
 ) -> None:
     """Update every row of some blocks that was looked up.
 
@@ -262,8 +256,10 @@ def update_all(
         sums: addresses of the sums that :func:`add_up_rows` wrote on one or several ranks, added up in this order.
         starts: places of the wanted blocks in the sums, ``[wanted, 3]``, see :func:`add_up_rows`.
         scale: factor of the sum.
-        total: address of memory for the widest ``C``.
+        widest: the widest ``C``.
     """
+    room = np.empty(widest, np.float32)
+    total = room.ctypes.data
     for index in range(wanted.shape[0]):
         block = wanted[index]
         base, dim, own = blocks[block, 2], blocks[block, 3], blocks[block, 4]

@@ -66,17 +66,18 @@ class Cells:
         )
 
 
-_ByRow: TypeAlias = tuple[Share, Ints, Any, Ints, Any]
+_ByRow: TypeAlias = tuple[Share, Ints, Any, Ints, Any, Any]
 """A share of the blocks, and its ids sorted by rows; see :func:`_sort_loops.sort_ids`."""
 
 
-def _sorted_by_row(blocks: Ints, cells: Cells, places: Ints, share: Share) -> _ByRow:
+def _sorted_by_row(geometry: Geometry, cells: Cells, places: Ints, share: Share) -> _ByRow:
     # Room for all ids: pages that a share does not write take no memory.
     most, ends = int(cells.first_id[-1]), np.empty(share[1] - share[0], np.int64)
     rows, starts = np.empty(most, np.int32), np.empty(most, np.int64)
-    by_row = share, ends, rows, starts, np.empty(most if cells.id_weights.size else 0, np.float32)
+    factors = np.empty(most if cells.id_weights.size else 0, np.float32)
+    by_row = share, ends, rows, starts, factors, np.empty(geometry.widest_gradient, np.float32)
     sorts.sort_ids(
-        blocks, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id,
+        geometry.blocks, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id,
         places, by_row,
     )  # fmt: skip
     return by_row
@@ -137,7 +138,7 @@ class FusedNumbaLookup(Lookup):
         )
         update = partial(
             self._update.loops.update, optimizer, numbers, weights, first, second, geometry.blocks,
-            geometry.widest_gradient, gradients, np.float32(scale),
+            gradients, np.float32(scale),
         )  # fmt: skip
         in_threads(update, self._by_row(saved))
         return ()
@@ -152,7 +153,7 @@ class FusedNumbaLookup(Lookup):
             if places is None or not geometry.gradients_are_alike:
                 places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
             shares = shares_of(lambda: geometry.block_work(cells), geometry.blocks.shape[0])
-            cells.by_row = in_threads(partial(_sorted_by_row, geometry.blocks, cells, places), shares)
+            cells.by_row = in_threads(partial(_sorted_by_row, geometry, cells, places), shares)
         return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], out: Tensor) -> bool:
@@ -182,9 +183,10 @@ class FusedNumbaLookup(Lookup):
 
         def update(share: Share) -> None:
             start, stop, *_ = share
+            room = np.empty(geometry.widest_gradient, np.float32)
             self._update.loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
-                sums, starts[start:stop], np.float32(scale), geometry.widest_gradient,
+                sums, starts[start:stop], np.float32(scale), room,
             )  # fmt: skip
 
         in_threads(update, shares_of(lambda: geometry.elements[wanted], len(wanted), may_part=False))

@@ -152,9 +152,9 @@ def sort_ids(
         by_row: the share: first block, block after the last, number of the part of each block's rows, and number of
             parts; and arrays that receive, for each block of the share, the number of ids up to its end; the row of
             each id, block after block, rising, int32; the start of each id's gradient; and the weight of each id, if
-            ``id_weights`` has any.
+            ``id_weights`` has any. Last, room for the sum of a row's gradients, which :func:`update` writes.
     """
-    share, ends, rows, starts, factors = by_row
+    share, ends, rows, starts, factors, _ = by_row
     # Room for all ids in each block: pages that no block writes take no memory.
     most = first_id[first_id.shape[0] - 1]
     # Among many sources most have no ids; the blocks do not each look for those that do.

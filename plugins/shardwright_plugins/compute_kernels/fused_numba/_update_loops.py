@@ -106,7 +106,6 @@ def update(
     first: int,
     second: int,
     blocks: Any,
-    widest: int,
     gradients: int,
     scale: Any,
     by_row: Any,
@@ -123,13 +122,11 @@ def update(
         second: address of the flat second state, changed, of the same size.
         blocks: first slot of each block, slot after its last, start in ``weights``, ``D``, ``C``, first of its columns
             among those of the gradient, and first row among all blocks' rows, ``[K, 7]``.
-        widest: the widest ``C``.
         gradients: address of the flat gradients.
         scale: factor of the gradients.
         by_row: a share of the blocks and its ids sorted by rows, see :func:`sort_ids`.
     """
-    share, ends, rows, starts, factors = by_row
-    room = np.empty(widest, np.float32)
+    share, ends, rows, starts, factors, room = by_row
     index, total = 0, room.ctypes.data
     for block in range(share[0], share[1]):
         base, dim, own = blocks[block, 2], blocks[block, 3], blocks[block, 4]
@@ -241,7 +238,7 @@ def update_all(
     sums: Any,
     starts: Any,
     scale: Any,
-    widest: int,
+    room: Any,
 ) -> None:
     """Update every row of some blocks that was looked up.
 
@@ -256,9 +253,9 @@ def update_all(
         sums: addresses of the sums that :func:`add_up_rows` wrote on one or several ranks, added up in this order.
         starts: places of the wanted blocks in the sums, ``[wanted, 3]``, see :func:`add_up_rows`.
         scale: factor of the sum.
-        widest: the widest ``C``.
+        room: memory for the sum of a row's gradients, as wide as the widest ``C``. Numba would free its own as soon as
+            it has the address.
     """
-    room = np.empty(widest, np.float32)
     total = room.ctypes.data
     for index in range(wanted.shape[0]):
         block = wanted[index]

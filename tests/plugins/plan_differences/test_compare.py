@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, WithBound
+from tests.core.runtime.plans import RowsMirrored
 
 from shardwright import (
     Block,
@@ -22,7 +22,6 @@ from shardwright import (
     ParameterConstraints,
     ParameterSharding,
     PlanError,
-    RowMap,
     RowsModulo,
     RowsRange,
     RowsSplit,
@@ -47,27 +46,6 @@ def plan_of(layout, kind="any", **document):
     )
 
 
-@frozen
-class Backwards(RowMap):
-    """The last rows first, in two parts: rows that are listed, and no slice."""
-
-    name = "backwards"
-    num_rows: int
-
-    @property
-    def num_parts(self):
-        return 2
-
-    def part_of(self, ids):
-        return (self.num_rows - 1 - ids) % 2
-
-    def local_row_of(self, ids):
-        return (self.num_rows - 1 - ids) // 2
-
-    def rows_of(self, part):
-        return np.arange(self.num_rows - 1 - part, -1, -2)
-
-
 def held(layout, rows, dim):
     """Which elements each rank has: [W, rows, dim]."""
     mask = np.zeros((RANKS, rows, dim), dtype=bool)
@@ -86,7 +64,7 @@ def layouts(draw, rows, dim):
             [Block(table.all_rows, table.all_columns, rank) for rank in range(RANKS)], dataflow=Replicate()
         )
     cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=3)))
-    maps = [RowsSplit((0, *cuts, rows)), RowsRange(rows, parts=3), Backwards(rows)]
+    maps = [RowsSplit((0, *cuts, rows)), RowsRange(rows, parts=3), RowsMirrored(rows, 2)]
     maps += [RowsModulo(rows, parts=parts) for parts in (2, 3, 4, 6)]
     row_map = draw(st.sampled_from(maps))
     columns = sorted(draw(st.sets(st.integers(1, dim - 1), max_size=2)))

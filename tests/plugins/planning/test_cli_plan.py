@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -17,6 +16,7 @@ from unittest import mock
 
 import pytest
 from tests import readme
+from tests.programs import printed_by
 
 import shardwright
 from shardwright.cli import main
@@ -141,10 +141,7 @@ for words in (
         main()
 assert not {{"torch", "fbgemm_gpu"}} & set(sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    printed_by("-c", source, cwd=tmp_path)
     assert (tmp_path / "plan.html").exists()
 
 

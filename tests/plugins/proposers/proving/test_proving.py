@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import attrs
 import numpy as np
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import all_plans, costed
+from tests.programs import printed_by
 
 from shardwright import (
     EmbeddingShardingPlanner,
@@ -106,16 +105,7 @@ print(json.dumps([data["objective"], data["modules"]], sort_keys=True))
 
 @pytest.mark.slow
 def test_proving_plan_is_the_same_under_any_hash_seed():
-    plans = [
-        subprocess.run(
-            [sys.executable, "-c", _SCRIPT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "42")
-    ]
+    plans = [printed_by("-c", _SCRIPT, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "42")]
     assert len(set(plans)) == 1
     assert json.loads(plans[0])[0]["value_ms"] > 0
 

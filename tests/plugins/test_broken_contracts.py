@@ -26,20 +26,6 @@ def plan(estimator: Any = None, **rules: Any) -> sw.ShardingPlan:
     return planner.plan_tables([TABLE])
 
 
-class BuildsNothing(sw.ComputeKernel):
-    name = "builds_nothing"
-    answer: Any = True
-
-    def supports(self, request: Any) -> Any:
-        return self.answer
-
-    def memory_bytes(self, request: Any, num_rows: int) -> Any:
-        return {"device": 5}
-
-    def build(self, blocks: Any, *, device: Any) -> Any:
-        return None
-
-
 @pytest.mark.parametrize("name", ["", "values", "weights"])
 def test_kernel_whose_columns_have_names_that_no_column_has_is_named(name: str) -> None:
     kernel = broken.answering(broken.Kernel, "columns", lambda request: {name: "int64"})
@@ -119,9 +105,9 @@ def test_kernel_that_builds_no_lookup_is_named_with_the_tables() -> None:
     config = sw.EmbeddingBagConfig(name="user", num_embeddings=100, embedding_dim=16, feature_names=["u"])
     module, sharder = sw.EmbeddingBagCollection([config]), sw.EmbeddingBagCollectionSharder()
     torch.set_num_threads(1)
-    with installed(BuildsNothing()):
-        made = plan(compute_kernels=["builds_nothing"])
-        text = r"'builds_nothing' broke its contract: build\(\) for the tables 'user' returned a NoneType"
+    with installed(broken.answering(broken.Kernel, "build", lambda blocks, device: None)):
+        made = plan(compute_kernels=["broken_kernel"])
+        text = r"'broken_kernel' broke its contract: build\(\) for the tables 'user' returned a NoneType"
         with pytest.raises(sw.UnsupportedError, match=text):
             run_simulated(lambda env: sharder.shard(module, made.plan[""], env, "cpu"), 1)
 

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from tests.plugins.compute_kernels import larger_than_memory
 from tests.plugins.compute_kernels.loops import CPU, OPTIMIZERS, block_spec, built, draw_batch, kernel_of
 from tests.plugins.compute_kernels.test_declarations import request_for
 from tests.plugins.compute_kernels.test_lookups import CLOSE, spec_of
@@ -29,35 +30,15 @@ ALGORITHMS = ["lru", "lfu"]
 DISK: Any = {"memory_bytes": {"disk": 100 << 30}, "memory_bandwidths": {"disk": 1e6}}
 
 
-class Squares(torch.nn.Module):
-    """The loss of a model as pipelines want it."""
-
-    def __init__(self, bags: torch.nn.Module) -> None:
-        super().__init__()
-        self.bags = bags
-
-    def forward(self, batch: sw.KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values = self.bags(batch).values()
-        return (values**2).sum(), values.detach()
-
-
 def model_of(kernel: str) -> sw.DistributedModelParallel:
     """One table of 700 rows, its cache of 64, in this process alone."""
-    config = sw.EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=700, feature_names=["f"])
-    module = Squares(sw.EmbeddingBagCollection([config]))
-    fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": 0.05}
-    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
-    topology = sw.Topology(world_size=1, compute_device="cpu", **DISK)
-    rule = sw.ParameterConstraints(compute_kernels=[kernel])
-    plan = sw.EmbeddingShardingPlanner(topology, 20, constraints={"t": rule}).plan(module, sharders)
-    env = sw.ShardingEnv.local(device_type="cpu")
-    return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+    return larger_than_memory.model_of(kernel, rows=700, dim=8)
 
 
 def train_step(model: sw.DistributedModelParallel, seed: int) -> None:
     ids = torch.randint(0, 700, (60,), generator=torch.Generator().manual_seed(seed))
     batch = sw.KeyedJaggedTensor(["f"], ids, lengths=torch.full((20,), 3))
-    model.module(batch)[0].backward()
+    (model(batch).values() ** 2).sum().backward()
 
 
 def blocks_with(

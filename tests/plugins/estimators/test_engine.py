@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from tests.plugins import broken
 from tests.plugins.proposers.spaces import costed
 
 import shardwright as sw
@@ -287,22 +288,13 @@ def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth
     assert phases["forward_compute"].tolist() == [4 * 0.5 * 2 * BATCH * 2]
 
 
-class TellsItsTime(sw.ComputeKernel):
+class TellsItsTime(broken.Kernel):
     """A kernel that no machine has measured, which tells what it takes."""
 
     name = "tells_its_time"
 
-    def supports(self, request: sw.KernelRequest) -> Any:
-        return True
-
-    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> dict[str, int]:
-        return {"device": num_rows * self.row_bytes(request)}
-
     def times_ms(self, request: sw.KernelRequest, work: sw.KernelWork) -> Any:
         return work.ids + work.vectors / 4, work.distinct_rows * self.row_bytes(request) / work.bytes_per_ms
-
-    def build(self, blocks: Any, *, device: Any) -> Any:
-        raise NotImplementedError
 
 
 class TellsNothing(TellsItsTime):

@@ -246,14 +246,20 @@ def test_explain_refusals_and_constraints_are_told():
     assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
 
 
+def edited(plan, change):
+    """A plan after the objective in its document was changed by hand."""
+    document = json.loads(plan.to_json())
+    change(document["objective"])
+    return ShardingPlan.from_json(json.dumps(document))
+
+
 def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
     monkeypatch.setattr(
         "shardwright_plugins.plan_differences.check.why_unproven",
         lambda space, bound, certificate, registry: "",
     )
-    document = json.loads(planned().to_json())
-    document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)
-    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    plan = edited(planned(), lambda of: of.update(lower_bound_ms=2 * of["value_ms"], gap=0.0))
+    (problem,) = check_plan(plan).problems
     assert "is above the plan's own value" in problem
 
 
@@ -296,9 +302,7 @@ def test_compare_of_damaged_inputs_raises_saying_so():
 
 
 def test_restate_drops_a_bound_that_is_not_proven():
-    document = json.loads(planned().to_json())
-    document["objective"]["lower_bound_ms"] *= 1.5
-    plan = ShardingPlan.from_json(json.dumps(document))
+    plan = edited(planned(), lambda of: of.update(lower_bound_ms=1.5 * of["lower_bound_ms"]))
     again = restate(plan, check_plan(plan))
     assert check_plan(again).problems == []
     objective = again.document["objective"]
@@ -307,9 +311,8 @@ def test_restate_drops_a_bound_that_is_not_proven():
 
 
 def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():
-    document = json.loads(planned(proposer=WithBound()).to_json())
-    document["objective"]["gap"] += 0.25
-    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    plan = edited(planned(proposer=WithBound()), lambda of: of.update(gap=of["gap"] + 0.25))
+    (problem,) = check_plan(plan).problems
     assert problem.startswith("the document says gap = 0.")
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tests.errors import taken
-from tests.groups import group_of_one
 from tests.plugins import broken
+from tests.ports import group_of_one
 
 import shardwright as sw
 from shardwright_testing import installed, run_simulated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.groups import group_of_one
+from tests.ports import group_of_one
 
 
 @pytest.fixture

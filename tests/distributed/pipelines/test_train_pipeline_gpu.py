@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.distributed import workers
 from tests.distributed.pipelines import pipeline_workers
-from tests.groups import nccl_group_of_one
+from tests.ports import nccl_group_of_one
 
 from shardwright import (
     CombinedOptimizer,

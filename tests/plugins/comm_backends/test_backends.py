@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.equality import Case, Table, shardings_of
-from tests.groups import group_of_one, nccl_group_of_one
+from tests.ports import group_of_one, nccl_group_of_one
 
 from shardwright import (
     CommBackend,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts, Kernels
-from tests.groups import group_of_one
+from tests.ports import group_of_one
 from torch import nn
 
 from shardwright import (

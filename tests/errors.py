@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,29 @@ def raises(
     error = caught.value
     assert {name: getattr(error, name) for name in attributes} == attributes, error
     assert set(possible) <= set(error.possible), error
+
+
+def error_of(function: Callable[..., Any], *arguments: Any) -> str:
+    """The error that a call raises, as ``"Kind: text"``; ``"nothing was raised"``."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def taken(calls: Mapping[str, Callable[[], Any]], *words: str) -> set[str]:
+    """The names of the calls that raise nothing; each other one must raise an error of ours with one of the words."""
+    found = set()
+    for name, call in calls.items():
+        try:
+            call()
+            found.add(name)
+        except Exception as error:
+            if not isinstance(error, ShardwrightError) or not any(word in str(error) for word in words):
+                error.add_note(f"raised by {name}")
+                raise
+    return found
 
 
 def refused(calls: Iterable[Any]) -> Callable[..., None]:

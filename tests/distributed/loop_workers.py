@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from tests.distributed import workers
-from tests.distributed.workers import error_of
 from tests.equality import Case, count_profiled, train_rank
+from tests.errors import error_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from attrs import evolve
 from tests.equality import Case, RankResult, count_profiled, train_rank
+from tests.errors import error_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -46,15 +47,6 @@ TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop
 FEATURES = ["user", "item", "liked", "shop"]
 LEARNING_RATE = 0.1
 FUSED = {"optimizer": "row_wise_adagrad", "learning_rate": LEARNING_RATE}
-
-
-def error_of(function: Callable[[], Any]) -> str:
-    """The error that a call raises, as ``"Kind: text"``; ``"nothing was raised"``."""
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def or_error(function: Callable[P, str | None]) -> Callable[P, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from tests.drawn import drawn
+from tests.errors import taken
 from tests.plugins import misuse
 from tests.plugins.misuse import ENTRIES, WRONG, Entry
 
@@ -35,20 +37,12 @@ def test_entry_point_takes_valid_arguments(name: str) -> None:
 def test_wrong_argument_is_an_error_that_names_it(name: str, argument: str) -> None:
     entry = ENTRIES[name]
     expected = entry.arguments[argument]
-    taken, raw, unnamed = set(), {}, {}
-    for kind, make in WRONG.items():
-        if kind in expected.untried:
-            continue
-        try:
-            entry.with_wrong({argument: make()})
-            taken.add(kind)
-        except ShardwrightError as error:
-            if argument not in str(error) and (not expected.says or expected.says not in str(error)):
-                unnamed[kind] = str(error)
-        except Exception as error:
-            raw[kind] = f"{type(error).__name__}: {error}"
-    assert (raw, unnamed) == ({}, {})
-    assert taken == expected.accepts
+    calls = {
+        kind: partial(entry.with_wrong, {argument: make()})
+        for kind, make in WRONG.items()
+        if kind not in expected.untried
+    }
+    assert taken(calls, *filter(None, [argument, expected.says])) == expected.accepts
 
 
 LEAVES = st.sampled_from(sorted(WRONG)).map(lambda kind: WRONG[kind]())
@@ -85,12 +79,7 @@ def calls(draw: st.DrawFn) -> tuple[str, Entry, dict[str, Any]]:
 @drawn(calls(), quick=300, thorough=1500)
 def test_drawn_misuse_is_taken_or_an_error_of_ours(call: tuple[str, Entry, dict[str, Any]]) -> None:
     name, entry, wrong = call
-    try:
-        entry.with_wrong(wrong)
-    except ShardwrightError:
-        return
-    except Exception as error:
-        raise AssertionError(f"{name} with {wrong!r} raised {type(error).__name__}: {error}") from error
+    taken({f"{name} with {wrong!r}": lambda: entry.with_wrong(wrong)}, "")
 
 
 def test_learning_rate_under_both_of_its_names_is_refused() -> None:

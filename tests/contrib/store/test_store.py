@@ -23,8 +23,9 @@ from shardwright_store import FOLDER_VARIABLE, LmdbCaching
 from shardwright_store.store import RowStore
 from tests import readme
 from tests.contrib.distributions import ROOT
-from tests.contrib.store.training import DIM, ROWS, model_of, planned, train
+from tests.contrib.store.training import DIM, ROWS, SIZES, model_of, train
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+from tests.plugins.compute_kernels.larger_than_memory import planned
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -150,7 +151,7 @@ def test_restore_forgets_what_was_not_committed_and_is_refused_where_nothing_was
 def test_rank_that_cannot_commit_is_named_on_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2)
+    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2, **SIZES)
 
     def run(env: sw.ShardingEnv) -> str:
         model = sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
@@ -293,7 +294,7 @@ def test_commit_of_an_earlier_step_is_what_restore_goes_back_to(folder: Path) ->
 
 
 def test_ranks_that_commit_different_steps_raise_and_commit_nothing(folder: Path) -> None:
-    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2)
+    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2, **SIZES)
 
     def work(env: sw.ShardingEnv) -> int:
         model = sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)

@@ -15,42 +15,20 @@ from typing import Any
 
 import shardwright_store
 import torch
-from tests.plugins.compute_kernels.larger_than_memory import data_bytes
+from tests.plugins.compute_kernels import larger_than_memory
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
 
 ROWS, DIM, BATCH, IDS, EVERY = 700, 8, 20, 3, 3
-DISK: Any = {"memory_bytes": {"disk": 1 << 40}, "memory_bandwidths": {"disk": 1e6}}
 
 
-def planned(
-    kernel: str,
-    sharding_type: str = "table_wise",
-    rows: int = ROWS,
-    dim: int = DIM,
-    held: float = 0.09,
-    ranks: int = 1,
-) -> tuple[sw.EmbeddingBagCollection, list[Any], sw.ShardingPlan]:
-    """One table with Adam, its cache of a tenth of the rows: module, sharders and plan."""
-    config = sw.EmbeddingBagConfig(name="t", embedding_dim=dim, num_embeddings=rows, feature_names=["f"])
-    module = sw.EmbeddingBagCollection([config], device="meta")
-    fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": held}
-    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
-    topology = sw.Topology(world_size=ranks, compute_device="cpu", ddr_cap=1 << 40, **DISK)
-    rule = sw.ParameterConstraints(
-        compute_kernels=[kernel], sharding_types=[sharding_type], min_partition=dim // 2
-    )
-    plan = sw.EmbeddingShardingPlanner(topology, BATCH, constraints={"t": rule}).plan(module, sharders)
-    return module, sharders, plan
+SIZES: Any = {"rows": ROWS, "dim": DIM, "held": 0.09}
+"""One table with Adam, its cache of a tenth of the rows."""
 
 
 def model_of(kernel: str = "lmdb_caching", **sizes: Any) -> sw.DistributedModelParallel:
-    """The model of :func:`planned`, in this process alone, with the same weights each time."""
-    torch.manual_seed(0)
-    module, sharders, plan = planned(kernel, **sizes)
-    env = sw.ShardingEnv.local(device_type="cpu")
-    return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+    return larger_than_memory.model_of(kernel, **{**SIZES, **sizes})
 
 
 def train(model: sw.DistributedModelParallel, step: int, rows: int = ROWS) -> float:
@@ -68,7 +46,7 @@ def main(steps: int, mib: int) -> None:
     if mib:
         torch.set_num_threads(1)
         train(model_of(), 0)  # what is imported or started once is there before the limit is set
-        limit = data_bytes() + (mib << 20)
+        limit = larger_than_memory.data_bytes() + (mib << 20)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     model = model_of(rows=rows, dim=dim, held=0.01 if mib else 0.09)
     try:

@@ -293,11 +293,8 @@ def test_free_port_can_be_listened_at() -> None:
     dist.TCPStore("localhost", get_free_port(), world_size=1, is_master=True).set("key", "value")
 
 
+@pytest.mark.usefixtures("group")
 def test_local_ranks_without_a_launcher_are_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert (get_local_size(), get_local_rank(), get_num_groups()) == (1, 0, 1)
-    finally:
-        dist.destroy_process_group()
+    assert (get_local_size(), get_local_rank(), get_num_groups()) == (1, 0, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from tests.core.runtime.plans import RowsMirrored
 from tests.distributed.failures.strikes import env_of, strike
-from tests.distributed.workers import error_of, or_error, train
-from tests.errors import files_of_at_most
+from tests.distributed.workers import or_error, train
+from tests.errors import error_of, files_of_at_most
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
@@ -255,19 +255,26 @@ def lost_late(moment: str) -> tuple[str, bool]:
     return "new" if model.plan is then else "old", is_whole
 
 
-def counted_exchanges(piece_bytes: int) -> tuple[int, int, int]:
-    """How many exchanges of rows a resharding makes, the most bytes of one, and in how many places of memory."""
-    model, dense = model_of("row_wise", 1)
-    pieces: list[Any] = []  # held, so that no memory is another piece's by chance
+@contextlib.contextmanager
+def noted_exchanges(model: Any) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Output and input of each exchange of rows; they are held, so that no memory is another one's by chance."""
+    pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
     communicator: Communicator = model.env.communicator
     original = communicator.all_to_all
 
-    def counted(output: Any, input: Any, *splits: Any, label: str = "") -> Any:
+    def noted(output: Any, input: Any, *splits: Any, label: str = "") -> Any:
         if label == LABEL:
             pieces.append((output, input))
         return original(output, input, *splits, label=label)
 
-    with mock.patch.object(communicator, "all_to_all", counted):
+    with mock.patch.object(communicator, "all_to_all", noted):
+        yield pieces
+
+
+def counted_exchanges(piece_bytes: int) -> tuple[int, int, int]:
+    """How many exchanges of rows a resharding makes, the most bytes of one, and in how many places of memory."""
+    model, dense = model_of("row_wise", 1)
+    with noted_exchanges(model) as pieces:
         model.reshard(plan_of("column_wise"), dense, piece_bytes=piece_bytes)
     places = {tensor.data_ptr() for pair in pieces for tensor in pair if tensor.numel()}
     return len(pieces), max(max(map(len, pair)) for pair in pieces), len(places)
@@ -284,15 +291,8 @@ def forecast_and_sent(before: str, after: str, optimizer: str) -> tuple[int, int
     model, dense = model_of(before, 1, optimizer)
     moves = sw.compare_plans(stated(before, "fused_torch", model), stated(after, "fused_torch", model)).moves
     assert moves.counts_states
-    sent: list[int] = []
-    original = model.env.communicator.all_to_all
-
-    def counted(output: Any, input: Any, *splits: Any, label: str = "") -> Any:
-        if label == LABEL:
-            sent.append(input.numel())
-        return original(output, input, *splits, label=label)
-
-    with mock.patch.object(model.env.communicator, "all_to_all", counted):
+    with noted_exchanges(model) as pieces:
         said = model.reshard(plan_of(after), dense)
-    assert said.sent_bytes == sum(sent)
-    return moves.by_rank.get(dist.get_rank(), (0, 0))[0], sum(sent)
+    sent = sum(given.numel() for _, given in pieces)
+    assert said.sent_bytes == sent
+    return moves.by_rank.get(dist.get_rank(), (0, 0))[0], sent

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from tests.distributed.failures.strikes import VICTIM, env_of, strike, time_out, told
-from tests.distributed.workers import error_of, or_error
+from tests.distributed.workers import or_error
 from tests.equality import Case, Table, shard_case
+from tests.errors import error_of
 
 from shardwright import DistributedError, KeyedJaggedTensor, ShardingEnv
 from shardwright.runtime.ranks.group_ranks import GroupRanks

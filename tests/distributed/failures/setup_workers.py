@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.dense_workers import Towers
-from tests.distributed.workers import error_of
+from tests.errors import error_of
 
 from shardwright import (
     DistributedModelParallel,

@@ -10,7 +10,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.failures.strikes import VICTIM, env_of, strike, told
-from tests.distributed.workers import error_of, or_error
+from tests.distributed.workers import or_error
+from tests.errors import error_of
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import shardwright as sw

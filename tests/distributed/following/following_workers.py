@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.distributed.workers import error_of
+from tests.errors import error_of
 from tests.plugins.following import models
 from torch import nn
 

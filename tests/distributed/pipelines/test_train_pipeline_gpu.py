@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.distributed import workers
 from tests.distributed.pipelines import pipeline_workers
+from tests.ports import nccl_group_of_one
 
 from shardwright import (
     CombinedOptimizer,
@@ -32,14 +32,8 @@ RATE = workers.LEARNING_RATE
 
 @pytest.fixture
 def nccl_env() -> Iterator[ShardingEnv]:
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        pytest.skip("no CUDA device, or torch without NCCL")
-    device = torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
-    try:
-        yield ShardingEnv.from_process_group()
-    finally:
-        dist.destroy_process_group()
+    with nccl_group_of_one() as group:
+        yield ShardingEnv.from_process_group(group)
 
 
 def sharded_on_gpu(env: ShardingEnv) -> tuple[Any, Any]:

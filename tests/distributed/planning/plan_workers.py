@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from tests import as_asked
 from tests.distributed import workers
-from tests.distributed.workers import error_of, or_error
+from tests.distributed.workers import or_error
+from tests.errors import error_of
 
 from shardwright import (
     CommBackend,

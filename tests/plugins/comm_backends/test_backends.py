@@ -13,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.equality import Case, Table, shardings_of
+from tests.ports import group_of_one, nccl_group_of_one
 
 from shardwright import (
     CommBackend,
@@ -47,33 +48,21 @@ def test_backend_declares_its_name_and_devices(name: str, devices: tuple[str, ..
     assert getattr(CommBackend, name.upper()).value == name
 
 
-@pytest.fixture
-def gloo_group() -> Iterator[object]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
-
-
-def test_gloo_group_has_no_backend_for_cuda(gloo_group: object) -> None:
-    with pytest.raises(
-        DistributedError,
-        match=r"on cuda\. Known: gloo \(cpu\), nccl \(cuda\)\. Make it with init_process_group\('nccl'\)",
+def test_gloo_group_has_no_backend_for_cuda() -> None:
+    with (
+        group_of_one() as group,
+        pytest.raises(
+            DistributedError,
+            match=r"on cuda\. Known: gloo \(cpu\), nccl \(cuda\)\. Make it with init_process_group\('nccl'\)",
+        ),
     ):
-        ShardingEnv.from_process_group(gloo_group, device_type="cuda")
+        ShardingEnv.from_process_group(group, device_type="cuda")
 
 
 @pytest.fixture
 def nccl_group() -> Iterator[object]:
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        pytest.skip("no CUDA device, or torch without NCCL")
-    device = torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
-    try:
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
+    with nccl_group_of_one() as group:
+        yield group
 
 
 @pytest.mark.gpu

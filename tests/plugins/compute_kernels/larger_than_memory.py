@@ -28,16 +28,34 @@ def data_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
 
 
-def model_of(kernel: str, rows: int) -> Any:
-    config = sw.EmbeddingBagConfig(name="t", embedding_dim=DIM, num_embeddings=rows, feature_names=["f"])
-    bags = sw.EmbeddingBagCollection([config], device="meta")
-    module = torch.nn.ModuleDict({"bags": bags})
-    fused = {"optimizer": "row_wise_adagrad", "learning_rate": 0.1, "cache_load_factor": 0.05}
+def planned(
+    kernel: str,
+    sharding_type: str = "table_wise",
+    *,
+    rows: int,
+    dim: int = DIM,
+    optimizer: str = "adam",
+    held: float = 0.05,
+    ranks: int = 1,
+) -> tuple[sw.EmbeddingBagCollection, list[Any], sw.ShardingPlan]:
+    """One table, of whose rows its cache holds a part: module, sharders and plan."""
+    config = sw.EmbeddingBagConfig(name="t", embedding_dim=dim, num_embeddings=rows, feature_names=["f"])
+    module = sw.EmbeddingBagCollection([config], device="meta")
+    fused = {"optimizer": optimizer, "learning_rate": 0.1, "cache_load_factor": held}
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
     disk: Any = {"memory_bytes": {"disk": 1 << 40}, "memory_bandwidths": {"disk": 1e6}}
-    topology = sw.Topology(world_size=1, compute_device="cpu", ddr_cap=1 << 40, **disk)
-    rule = sw.ParameterConstraints(compute_kernels=[kernel])
+    topology = sw.Topology(world_size=ranks, compute_device="cpu", ddr_cap=1 << 40, **disk)
+    rule = sw.ParameterConstraints(
+        compute_kernels=[kernel], sharding_types=[sharding_type], min_partition=dim // 2
+    )
     plan = sw.EmbeddingShardingPlanner(topology, BATCH, constraints={"t": rule}).plan(module, sharders)
+    return module, sharders, plan
+
+
+def model_of(kernel: str, **sizes: Any) -> sw.DistributedModelParallel:
+    """The model of :func:`planned`, in this process alone, with the same weights each time."""
+    torch.manual_seed(0)
+    module, sharders, plan = planned(kernel, **sizes)
     env = sw.ShardingEnv.local(device_type="cpu")
     return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
 
@@ -52,7 +70,7 @@ def train(model: Any, rows: int, steps: int) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(steps):
-        loss = (model.module["bags"](batch_of(rows, generator)).values() - 1).square().mean()
+        loss = (model(batch_of(rows, generator)).values() - 1).square().mean()
         loss.backward()
         losses.append(loss.item())
     return losses
@@ -61,13 +79,12 @@ def train(model: Any, rows: int, steps: int) -> list[float]:
 def main(kernel: str, limit_mib: int, steps: int) -> None:
     rows = 4 * limit_mib * _MIB // (DIM * 4)
     torch.set_num_threads(1)
-    train(
-        model_of(kernel, 1000), 1000, 2
-    )  # what is imported or started once is there before the limit is set
+    # What is imported or started once is there before the limit is set.
+    train(model_of(kernel, rows=1000, optimizer="row_wise_adagrad"), 1000, 2)
     limit = data_bytes() + limit_mib * _MIB
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     try:
-        model = model_of(kernel, rows)
+        model = model_of(kernel, rows=rows, optimizer="row_wise_adagrad")
     except RuntimeError as error:
         print(json.dumps({"refused": str(error).splitlines()[0]}))
         return

@@ -17,7 +17,8 @@ from tests.plugins.compute_kernels.loops import (
     skip_unless_here,
 )
 from tests.plugins.compute_kernels.test_declarations import request_for
-from tests.plugins.compute_kernels.test_lookups import CLOSE, spec_of
+from tests.plugins.compute_kernels.test_lookups import spec_of
+from tests.plugins.compute_kernels.test_row_cache import check_trained
 
 from shardwright import (
     CacheParams,
@@ -27,7 +28,7 @@ from shardwright import (
     KernelRequest,
     OptimizerSpec,
 )
-from shardwright_testing.kernels.kernel_checks import check_close, go_back, gradient_of, train, weights_of
+from shardwright_testing.kernels.kernel_checks import check_close, go_back, train
 from shardwright_testing.kernels.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]
@@ -220,18 +221,7 @@ def cuda_blocks(kernel_cache: CacheParams, optimizer: str, rows: int = 1000, dim
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("cache", [CacheParams(0.04), CacheParams(0.04, "lfu")], ids=str)
 def test_cache_that_evicts_on_cuda_trains_as_loops(cache: CacheParams, optimizer: str) -> None:
-    blocks, device = cuda_blocks(cache, optimizer), torch.device("cuda")
-    lookup, loops = built("fused_uvm_caching", blocks, device=device)
-    for step in range(6):
-        batch = draw_batch(blocks, (20, 30), is_weighted=False, seed=step)
-        gradient = gradient_of(loops, batch, step)
-        sums, saved = lookup.forward(batch.as_bags(device), training=True)
-        check_close("sums", sums.reshape(-1), loops.sums(batch))
-        lookup.backward(saved, gradient.to(device))
-        loops.update(batch, gradient, 0.1)
-    torch.testing.assert_close(
-        weights_of(lookup), list(loops.weights), check_dtype=False, check_device=False, **CLOSE
-    )
+    check_trained("fused_uvm_caching", cuda_blocks(cache, optimizer), torch.device("cuda"))
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from tests.plugins import broken
 from tests.plugins.proposers.spaces import costed
 
 import shardwright as sw
@@ -90,28 +91,23 @@ def test_copies_take_the_form_that_the_engine_chooses(rows: int, columns: int, i
     assert not by_form[chosen != 2].any()
 
 
-@pytest.mark.parametrize(("rows", "ids"), [(40, 500), (10_000, 500), (1_000_000, 500)])
-def test_distinct_rows_are_as_many_as_drawn_ids_have(rows: int, ids: int) -> None:
-    draw = np.random.default_rng(0)
-    counted = np.mean([len(np.unique(draw.integers(rows, size=ids))) for _ in range(50)])
+def evenly_looked_up(ids: float, rows: float, row_bytes: int) -> LookupWork:
+    """A block of a part of a row or more, whose ids are drawn evenly."""
     one = np.ones(1)
-    work = LookupWork(
-        one * ids, one * rows, one * rows, one, one, one, one * 256, one, one > 2, cache_bytes=1e6
-    )
-    np.testing.assert_allclose(work.distinct, counted, rtol=0.01)
+    own = (one * ids, one * max(rows, 1), one * rows, one, one, one, one * row_bytes)
+    return LookupWork(*own, one, one > 2, cache_bytes=1e6)
 
 
 @pytest.mark.parametrize(
-    ("rows", "ids", "row_bytes"), [(40, 500, 512), (20_000, 500, 512), (1_000_000, 500, 8)]
+    ("rows", "row_bytes"), [(40, 512), (10_000, 256), (20_000, 512), (1_000_000, 256), (1_000_000, 8)]
 )
-def test_pages_are_as_many_as_the_rows_of_drawn_ids_lie_on(rows: int, ids: int, row_bytes: int) -> None:
-    draw = np.random.default_rng(0)
-    counted = np.mean([len(np.unique(draw.integers(rows, size=ids) * row_bytes // 4096)) for _ in range(50)])
-    one = np.ones(1)
-    work = LookupWork(
-        one * ids, one * rows, one * rows, one, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6
-    )
-    np.testing.assert_allclose(work.pages, counted, rtol=0.02)
+def test_distinct_rows_and_pages_are_as_many_as_drawn_ids_have(rows: int, row_bytes: int) -> None:
+    draw, ids = np.random.default_rng(0), 500
+    drawn = [draw.integers(rows, size=ids) for _ in range(50)]
+    work = evenly_looked_up(ids, rows, row_bytes)
+    np.testing.assert_allclose(work.distinct, np.mean([len(np.unique(own)) for own in drawn]), rtol=0.01)
+    pages = np.mean([len(np.unique(own * row_bytes // 4096)) for own in drawn])
+    np.testing.assert_allclose(work.pages, pages, rtol=0.02)
 
 
 def test_amounts_of_a_whole_table_are_those_counted_by_hand() -> None:
@@ -292,22 +288,13 @@ def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth
     assert phases["forward_compute"].tolist() == [4 * 0.5 * 2 * BATCH * 2]
 
 
-class TellsItsTime(sw.ComputeKernel):
+class TellsItsTime(broken.Kernel):
     """A kernel that no machine has measured, which tells what it takes."""
 
     name = "tells_its_time"
 
-    def supports(self, request: sw.KernelRequest) -> Any:
-        return True
-
-    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> dict[str, int]:
-        return {"device": num_rows * self.row_bytes(request)}
-
     def times_ms(self, request: sw.KernelRequest, work: sw.KernelWork) -> Any:
         return work.ids + work.vectors / 4, work.distinct_rows * self.row_bytes(request) / work.bytes_per_ms
-
-    def build(self, blocks: Any, *, device: Any) -> Any:
-        raise NotImplementedError
 
 
 class TellsNothing(TellsItsTime):
@@ -388,10 +375,8 @@ def test_even_rows_have_as_many_distinct_ones(distinct: float, ids: float) -> No
 
 
 def test_pages_of_a_block_of_one_row_on_which_less_than_one_is_expected_are_one() -> None:
-    one = np.ones(1)
-    work = LookupWork(one * 125, one, one / 2, one, one, one, one * 256, one, one > 2, cache_bytes=1e6)
     with np.errstate(all="raise"):
-        assert work.pages.tolist() == [1.0]
+        assert evenly_looked_up(125, 0.5, 256).pages.tolist() == [1.0]
 
 
 def test_ids_of_a_row_map_take_the_time_that_it_declares(
@@ -407,20 +392,23 @@ def test_ids_of_a_row_map_take_the_time_that_it_declares(
     np.testing.assert_allclose(after - before, 1e-3 * ids)
 
 
-@pytest.mark.parametrize("declared", [-3.0, float("nan"), float("inf"), None, "5", 1j, np.ones(2)], ids=str)
-def test_row_map_that_declares_no_time_is_named(declared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    options, topology = options_of(1000, 8, 2, "row_wise")
-    monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
-    text = r"row map 'range' of module .* broke its contract: ns_per_id must be a finite number from 0, got "
-    with pytest.raises(sw.PlanningError, match=text):
-        Engine().estimate(options, topology)
+_WRONG = r"broke its contract: ns_per_id must be a finite number from 0, got "
 
 
-@pytest.mark.parametrize("declared", [property(lambda row_map: 1 / 0), 10**400], ids=["raises", "huge"])
-def test_row_map_whose_time_cannot_be_asked_is_named(declared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [
+        *((value, _WRONG) for value in (-3.0, float("nan"), float("inf"), None, "5", 1j, np.ones(2))),
+        (property(lambda row_map: 1 / 0), "failed: .*Error"),
+        (10**400, "failed: .*Error"),
+    ],
+)
+def test_row_map_that_declares_no_time_is_named(
+    declared: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options, topology = options_of(1000, 8, 2, "row_wise")
     monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
-    with pytest.raises(sw.PlanningError, match=r"row map 'range' of module '.+' failed: .*Error"):
+    with pytest.raises(sw.PlanningError, match=rf"row map 'range' of module '.+' {text}"):
         Engine().estimate(options, topology)
 
 

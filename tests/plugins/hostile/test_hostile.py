@@ -6,13 +6,12 @@ The commands run in a process of their own, whose address space is limited.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.plugins.hostile import named
 from tests.plugins.hostile.run import KINDS
+from tests.programs import printed_by
 
 DRAWN = [kind for kind in KINDS if kind != "named"]
 ROOT = Path(__file__).parents[3]
@@ -21,10 +20,8 @@ ROOT = Path(__file__).parents[3]
 def fuzz(count: int, seed: int, *kinds: str) -> tuple[dict[str, list[int]], str]:
     """The numbers of the wrong cases of each kind, and all that the script prints."""
     words = ["-m", "tests.plugins.hostile.run", str(count), str(seed), *kinds]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    text = done.stdout[-20_000:] + done.stderr[-4000:]
-    assert done.returncode == 0, text
-    return json.loads(done.stdout.splitlines()[-1]), text
+    text = printed_by(*words, cwd=ROOT)
+    return json.loads(text.splitlines()[-1]), text
 
 
 @pytest.mark.slow

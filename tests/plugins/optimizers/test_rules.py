@@ -115,18 +115,16 @@ def partial_row_wise_adam(weight: Floats, gradient: Floats, state: dict[str, Any
     return (1 - RATE * 0.2) * weight - RATE * mean / (np.sqrt(square) + 1e-8)
 
 
-def lamb(weight: Floats, gradient: Floats, state: dict[str, Any], step: int) -> Floats:
+def lamb(weight: Floats, gradient: Floats, state: dict[str, Any], step: int, square: Any = None) -> Floats:
     """Algorithm 2 of You et al. 2020, a row for a layer."""
-    mean, square = moments(gradient, state, step, gradient**2)
+    mean, square = moments(gradient, state, step, gradient**2 if square is None else square)
     change = mean / (np.sqrt(square) + 1e-8) + 0.2 * weight
     return weight - RATE * np.linalg.norm(weight) / np.linalg.norm(change) * change
 
 
 def partial_row_wise_lamb(weight: Floats, gradient: Floats, state: dict[str, Any], step: int) -> Floats:
     """LAMB with the row's mean square for its second moment, as FBGEMM's documentation has it."""
-    mean, square = moments(gradient, state, step, (gradient**2).mean())
-    change = mean / (np.sqrt(square) + 1e-8) + 0.2 * weight
-    return weight - RATE * np.linalg.norm(weight) / np.linalg.norm(change) * change
+    return lamb(weight, gradient, state, step, (gradient**2).mean())
 
 
 def lars(weight: Floats, gradient: Floats, state: dict[str, Any], step: int) -> Floats:

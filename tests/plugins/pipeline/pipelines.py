@@ -192,15 +192,6 @@ def piped(model: Any, kind: Any = TrainPipelineSparseDist, **options: Any) -> An
     return kind(model, dense_optimizer(model), "cpu", **options)
 
 
-def raised(function: Any, *args: Any) -> str:
-    """What a call raises, as text."""
-    try:
-        function(*args)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
 class Fails(nn.Module):
     """A model that raises on one rank in one step, before, between or after its collections' forward passes."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from tests.drawn import drawn
+from tests.errors import error_of
 from tests.plugins.pipeline.pipelines import (
     PIPELINES,
     assert_trains_as_the_plain_loop,
@@ -16,7 +17,6 @@ from tests.plugins.pipeline.pipelines import (
     examples,
     on_ranks,
     piped,
-    raised,
     run_out,
 )
 
@@ -133,7 +133,7 @@ def test_rank_without_data_raises_on_all_where_no_empty_batch_can_be_made():
             batch.name = lambda: "does not travel"
         pipeline = piped(model, kind, end_of_data="last_rank")
         iterator = iter(loader)
-        return [raised(pipeline.progress, iterator) for _ in range(2)]
+        return [error_of(pipeline.progress, iterator) for _ in range(2)]
 
     for kind in PIPELINES:
         first, second = on_ranks(lambda model, env, kind=kind: train(model, env, kind), 2)
@@ -155,7 +155,7 @@ def test_second_epoch_goes_on_with_another_iterator():
 def test_ranks_that_choose_differently_raise_on_all():
     def train(model, env):
         pipeline = piped(model, end_of_data=("first_rank", "last_rank")[env.rank])
-        return raised(pipeline.progress, batches(2, env.rank, 2))
+        return error_of(pipeline.progress, batches(2, env.rank, 2))
 
     texts = on_ranks(train, 2)
     (text,) = set(texts)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_of
 from tests.pairs import in_turns
 from tests.plugins.pipeline.pipelines import (
     Watched,
@@ -15,7 +16,6 @@ from tests.plugins.pipeline.pipelines import (
     dense_optimizer,
     examples,
     on_ranks,
-    raised,
     train_plainly,
 )
 
@@ -163,7 +163,7 @@ def test_without_overlap_nothing_is_under_way_between_two_batches():
 def test_overlap_that_differs_between_ranks_raises_on_all():
     def train(model, env):
         loader = lockstep_batches(model, batches(2, env.rank, 2), overlap=env.rank == 0)
-        return raised(next, loader)
+        return error_of(next, loader)
 
     first, second = on_ranks(train, 2)
     assert first == second

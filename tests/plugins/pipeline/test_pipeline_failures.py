@@ -6,6 +6,7 @@ import gc
 from itertools import product
 
 import pytest
+from tests.errors import error_of
 from tests.pairs import pairwise
 from tests.plugins.pipeline.pipelines import (
     PIPELINES,
@@ -15,7 +16,6 @@ from tests.plugins.pipeline.pipelines import (
     examples,
     on_ranks,
     piped,
-    raised,
     run_out,
     towers,
 )
@@ -33,8 +33,8 @@ def test_model_that_raises_on_one_rank_raises_on_all_in_that_step_and_no_batch_i
     def train(model, env):
         model.module.when = f"{bad_step} of 1"
         pipeline, loader = piped(model, kind), batches(5, env.rank, 2)
-        texts = [raised(pipeline.progress, loader) for _ in range(5)]
-        return texts, raised(pipeline.progress, loader)
+        texts = [error_of(pipeline.progress, loader) for _ in range(5)]
+        return texts, error_of(pipeline.progress, loader)
 
     def good(rank):
         return [examples(step, rank, 2) for step in range(5) if step != bad_step]
@@ -67,7 +67,7 @@ def test_model_that_raises_on_all_ranks_raises_its_own_error_on_each():
 
     def train(model, env):
         pipeline, loader = piped(model), batches(3, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(3)]
+        return [error_of(pipeline.progress, loader) for _ in range(3)]
 
     fine = "nothing was raised"
     assert on_ranks(train, 2, Always(towers(2), "")) == [
@@ -80,10 +80,10 @@ def test_update_that_raises_closes_the_pipeline_until_it_is_reset():
         pipeline, loader = piped(model), batches(6, env.rank, 2)
         pipeline.progress(loader)
         step, pipeline._optimizer.step = pipeline._optimizer.step, lambda: 1 / 0
-        texts = [raised(pipeline.progress, loader) for _ in range(2)]
+        texts = [error_of(pipeline.progress, loader) for _ in range(2)]
         pipeline._optimizer.step = step
         pipeline.reset()
-        return [*texts, raised(pipeline.progress, loader), len(run_out(pipeline, loader))]
+        return [*texts, error_of(pipeline.progress, loader), len(run_out(pipeline, loader))]
 
     for texts in on_ranks(train, 2):
         assert texts[0] == "ZeroDivisionError: division by zero"
@@ -96,7 +96,7 @@ def test_update_that_raises_closes_the_pipeline_until_it_is_reset():
 def test_model_that_returns_no_pair_raises_on_all_with_what_it_returned():
     def train(model, env):
         pipeline = piped(model, custom_model_fwd=lambda batch: model(batch)[0])
-        return raised(pipeline.progress, batches(2, env.rank, 2))
+        return error_of(pipeline.progress, batches(2, env.rank, 2))
 
     for text in on_ranks(train, 2):
         assert text.startswith(
@@ -111,9 +111,9 @@ def test_wrong_batch_of_one_collection_leaves_nothing_in_progress_in_another(is_
         if env.rank:
             wrong.sparse["rows"] = wrong.sparse["rows"].permute([])  # its feature is missing
         if not is_piped:
-            return [raised(model, wrong)]
+            return [error_of(model, wrong)]
         pipeline, loader = piped(model), iter([good, wrong])
-        return [raised(pipeline.progress, loader) for _ in range(3)]
+        return [error_of(pipeline.progress, loader) for _ in range(3)]
 
     def work(model, env):
         texts = steps(model, env)

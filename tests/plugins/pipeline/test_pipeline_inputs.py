@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_of
 from tests.plugins.pipeline.pipelines import (
     SHARDERS,
     Fails,
@@ -16,7 +17,6 @@ from tests.plugins.pipeline.pipelines import (
     batches,
     on_ranks,
     piped,
-    raised,
     run_out,
     towers,
     train_plainly,
@@ -116,7 +116,7 @@ def test_model_that_takes_another_input_on_one_rank_raises_on_all_and_the_next_s
         for step in range(4):
             is_odd = env.rank == 1 and step == 2
             model.module.take = (lambda batch: batch[1]) if is_odd else (lambda batch: batch[0])
-            texts.append(raised(pipeline.progress, loader))
+            texts.append(error_of(pipeline.progress, loader))
         return texts
 
     first, second = run_simulated(train, 2)
@@ -137,7 +137,7 @@ def test_model_that_leaves_a_collection_out_raises_on_all():
 
     def train(model, env):
         pipeline, loader = piped(model), batches(4, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(4)]
+        return [error_of(pipeline.progress, loader) for _ in range(4)]
 
     for texts in on_ranks(train, 2, Lazy(towers(2), "")):
         assert texts.pop(2).startswith(
@@ -159,7 +159,7 @@ def test_batch_of_another_form_raises_on_all_with_the_place():
             ]
         )
         pipeline = piped(model)
-        return [raised(pipeline.progress, loader) for _ in range(3)]
+        return [error_of(pipeline.progress, loader) for _ in range(3)]
 
     first, second = run_simulated(train, 2)
     assert (

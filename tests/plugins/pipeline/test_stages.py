@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.core.runtime.plans import LoopLookup
+from tests.errors import error_of
 from tests.plugins.pipeline.pipelines import (
     assert_same,
     assert_trains_as_the_plain_loop,
     batches,
     dense_optimizer,
     on_ranks,
-    raised,
     run_out,
 )
 
@@ -136,7 +136,7 @@ def test_stage_that_fails_on_one_rank_fails_the_step_of_its_batch_on_all_and_the
         stages = sw.PrefetchTrainPipelineSparseDist.stages()
         stages.insert(place, Calls("failing", phase, fail))
         pipeline, loader = piped(model, stages), batches(5, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(6)]
+        return [error_of(pipeline.progress, loader) for _ in range(6)]
 
     def good(rank):
         return [batch for batch in batches(5, rank, 2) if batch.name[0] != str(bad_step)]
@@ -154,7 +154,7 @@ def test_stage_that_raises_stop_iteration_does_not_end_the_data():
 
     def train(model, env):
         stages = [Calls("stops", "input", fail), *sw.TrainPipelineSparseDist.stages()]
-        return raised(piped(model, stages).progress, batches(3, env.rank, 2))
+        return error_of(piped(model, stages).progress, batches(3, env.rank, 2))
 
     for text in on_ranks(train, 2):
         assert "the stage 'stops' raised StopIteration" in text
@@ -220,7 +220,7 @@ def test_forward_pass_that_fails_in_one_function_with_the_backward_pass_fails_on
 
         model.register_forward_hook(forward)
         pipeline, loader = piped(model, both_passes()), batches(3, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(3)]
+        return [error_of(pipeline.progress, loader) for _ in range(3)]
 
     for rank, texts in enumerate(on_ranks(train, 2)):
         assert "rank 1 failed in the forward pass" in texts[1] if rank == 0 else "in 1" in texts[1]
@@ -273,7 +273,7 @@ def test_lists_that_are_no_pipeline_are_refused_by_name():
     def refuse(model, env):
         listed = sw.TrainPipelineSparseDist.stages()
         return [
-            raised(piped, model, stages)
+            error_of(piped, model, stages)
             for stages in (
                 [*listed, sw.CopyToDevice()],
                 [stage for stage in listed if stage.phase != "forward"],
@@ -293,6 +293,6 @@ def test_call_of_a_step_outside_its_phase_is_refused_by_name():
     def train(model, env):
         stages = [*sw.TrainPipelineBase.stages()]
         stages.insert(1, Calls("too early", "input", lambda step: step.exchange_ids()))
-        return raised(piped(model, stages).progress, batches(3, env.rank, 1))
+        return error_of(piped(model, stages).progress, batches(3, env.rank, 1))
 
     assert "exchange_ids() was called outside the phase 'exchange'" in on_ranks(train, 1)[0]

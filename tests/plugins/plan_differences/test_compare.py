@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, WithBound
+from tests.core.runtime.plans import RowsMirrored
 
 from shardwright import (
     Block,
@@ -22,7 +22,6 @@ from shardwright import (
     ParameterConstraints,
     ParameterSharding,
     PlanError,
-    RowMap,
     RowsModulo,
     RowsRange,
     RowsSplit,
@@ -47,27 +46,6 @@ def plan_of(layout, kind="any", **document):
     )
 
 
-@frozen
-class Backwards(RowMap):
-    """The last rows first, in two parts: rows that are listed, and no slice."""
-
-    name = "backwards"
-    num_rows: int
-
-    @property
-    def num_parts(self):
-        return 2
-
-    def part_of(self, ids):
-        return (self.num_rows - 1 - ids) % 2
-
-    def local_row_of(self, ids):
-        return (self.num_rows - 1 - ids) // 2
-
-    def rows_of(self, part):
-        return np.arange(self.num_rows - 1 - part, -1, -2)
-
-
 def held(layout, rows, dim):
     """Which elements each rank has: [W, rows, dim]."""
     mask = np.zeros((RANKS, rows, dim), dtype=bool)
@@ -86,7 +64,7 @@ def layouts(draw, rows, dim):
             [Block(table.all_rows, table.all_columns, rank) for rank in range(RANKS)], dataflow=Replicate()
         )
     cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=3)))
-    maps = [RowsSplit((0, *cuts, rows)), RowsRange(rows, parts=3), Backwards(rows)]
+    maps = [RowsSplit((0, *cuts, rows)), RowsRange(rows, parts=3), RowsMirrored(rows, 2)]
     maps += [RowsModulo(rows, parts=parts) for parts in (2, 3, 4, 6)]
     row_map = draw(st.sampled_from(maps))
     columns = sorted(draw(st.sets(st.integers(1, dim - 1), max_size=2)))
@@ -268,14 +246,20 @@ def test_explain_refusals_and_constraints_are_told():
     assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
 
 
+def edited(plan, change):
+    """A plan after the objective in its document was changed by hand."""
+    document = json.loads(plan.to_json())
+    change(document["objective"])
+    return ShardingPlan.from_json(json.dumps(document))
+
+
 def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
     monkeypatch.setattr(
         "shardwright_plugins.plan_differences.check.why_unproven",
         lambda space, bound, certificate, registry: "",
     )
-    document = json.loads(planned().to_json())
-    document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)
-    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    plan = edited(planned(), lambda of: of.update(lower_bound_ms=2 * of["value_ms"], gap=0.0))
+    (problem,) = check_plan(plan).problems
     assert "is above the plan's own value" in problem
 
 
@@ -318,9 +302,7 @@ def test_compare_of_damaged_inputs_raises_saying_so():
 
 
 def test_restate_drops_a_bound_that_is_not_proven():
-    document = json.loads(planned().to_json())
-    document["objective"]["lower_bound_ms"] *= 1.5
-    plan = ShardingPlan.from_json(json.dumps(document))
+    plan = edited(planned(), lambda of: of.update(lower_bound_ms=1.5 * of["lower_bound_ms"]))
     again = restate(plan, check_plan(plan))
     assert check_plan(again).problems == []
     objective = again.document["objective"]
@@ -329,9 +311,8 @@ def test_restate_drops_a_bound_that_is_not_proven():
 
 
 def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():
-    document = json.loads(planned(proposer=WithBound()).to_json())
-    document["objective"]["gap"] += 0.25
-    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    plan = edited(planned(proposer=WithBound()), lambda of: of.update(gap=of["gap"] + 0.25))
+    (problem,) = check_plan(plan).problems
     assert problem.startswith("the document says gap = 0.")
 
 

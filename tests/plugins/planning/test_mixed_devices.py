@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 
 import attrs
 import numpy as np
@@ -12,14 +11,13 @@ import torch
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.planning.test_cli_plan import run
+from tests.plugins.proposers.spaces import best_by_trying_all
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnsupportedError
-from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
-from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.plan_differences.check import check_plan
@@ -45,30 +43,6 @@ def planned(tables, ranks, *, constraints=None, **arguments):
         ranks, 64, constraints=constraints, estimator="roofline", storage_reservation=0.0, **arguments
     )
     return planner.plan_tables(tables), planner.report
-
-
-def best_by_trying_all(space):
-    """The least largest time over all options and ranks of the right device; infinite if nothing fits."""
-    options, best = space.options, np.inf
-    devices = np.array(space.topology.compute_devices)
-    choices = [options.of_table(table) for table in options.distinct_table.tolist()]
-    for proposal in product(*choices):
-        shards = propose(space, np.array(proposal))
-        asked = [options.requests[code][1].device for code in options.request[shards.shard].tolist()]
-        for ranks in product(range(len(devices)), repeat=len(shards)):
-            placed = np.array(ranks, dtype=np.int64)
-            if list(devices[placed]) != asked or not keeps_hosts(shards, placed):
-                continue
-            if (shards.used_bytes(placed) <= shards.capacity_bytes).all():
-                best = min(best, float(shards.loads_ms(placed).max()))
-    return best
-
-
-def keeps_hosts(shards, ranks):
-    """Whether shards of one gang share a host, at the ranks inside it that they must have."""
-    hosts, local = np.divmod(ranks, shards.local_world_size)
-    together = all(len(set(hosts[shards.gang == gang])) <= 1 for gang in set(shards.gang) - {NO_GANG})
-    return together and bool(((shards.local_rank == FREE) | (shards.local_rank == local)).all())
 
 
 HOSTS = [

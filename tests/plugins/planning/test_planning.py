@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import random
-import subprocess
-import sys
 import types
 
 import attrs
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.own_rows import SCALE, Bringing, OwnRows, kernel_of
+from tests.programs import printed_by
 
 import shardwright as sw
 from shardwright import hookimpl
@@ -107,15 +106,9 @@ assert "torch" not in sys.modules, "planning imported torch"
 def test_plan_is_the_same_under_any_hash_seed_and_imports_no_torch():
     digests = set()
     for seed in ("1", "4242"):
-        done = subprocess.run(
-            [sys.executable, "-c", PLAN_IN_A_PROCESS],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        lines = [line for line in done.stdout.splitlines() if not line.startswith('  "seconds": ')]
-        assert len(lines) == done.stdout.count("\n") - 1  # how long it took
+        printed = printed_by("-c", PLAN_IN_A_PROCESS, env={**os.environ, "PYTHONHASHSEED": seed})
+        lines = [line for line in printed.splitlines() if not line.startswith('  "seconds": ')]
+        assert len(lines) == printed.count("\n") - 1  # how long it took
         digests.add(hashlib.sha256("\n".join(lines).encode()).hexdigest())
     assert len(digests) == 1
 

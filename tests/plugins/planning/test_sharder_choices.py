@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.errors import raises
+from tests.plugins.planning.test_planning import RoundRobinRows
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
@@ -106,17 +107,6 @@ def test_answer_that_cannot_be_used_is_an_error_naming_the_sharder(picky, error,
 WIDTHS = (16, 64, 128)
 
 
-class Stranger(sw.ShardingType):
-    """As `row_wise`, dealt out, and asked about each table."""
-
-    name: ClassVar[str] = "wandering_rows"
-    abbreviation: ClassVar[str] = "WR"
-
-    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
-        rows = sw.RowsModulo(table.num_embeddings, parts=topology.world_size)
-        yield sw.Layout([sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows)])
-
-
 def tables_of(shapes: list[tuple[int, int]]) -> list[TableSpec]:
     return [TableSpec(f"t{i}", rows, dim, [f"f{i}"]) for i, (rows, dim) in enumerate(shapes)]
 
@@ -135,7 +125,7 @@ def planned(tables: list[TableSpec], **arguments: Any) -> tuple[Mapping[str, Any
 def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]]) -> None:
     tables = tables_of(shapes)
     without, report = planned(tables)
-    with installed(Stranger()):
+    with installed(RoundRobinRows()):
         beside, other = planned(tables)
     assert beside == without
     assert other.result.plan.value_ms == report.result.plan.value_ms

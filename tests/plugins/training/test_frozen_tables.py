@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import error_of
 from torch import nn
 
 import shardwright as sw
@@ -115,11 +116,7 @@ def test_frozen_table_that_is_to_be_trained_later_is_an_error_on_all_ranks() -> 
     def run(env: Any) -> str:
         model = sharded(whole, env, "table_wise")
         model.module.frozen.requires_grad_(True)
-        try:
-            model(features(0, env.rank))
-        except sw.ShardwrightError as error:
-            return str(error)
-        return "nothing was raised"
+        return error_of(model, features(0, env.rank))
 
     for text in run_simulated(run, 2):
         assert "'frozen.still' (20 x 8 FP32) was frozen when it was sharded" in text

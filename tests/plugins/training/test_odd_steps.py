@@ -72,9 +72,6 @@ def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_
     run_simulated(work, 2)
 
 
-FUSED = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]
-
-
 def tables_of(kernel: str, pooling: str) -> list[Table]:
     """A table of each sharding type: few rows, so that copies are synchronised by rows and by dense gradients, too."""
     return [
@@ -86,7 +83,7 @@ def tables_of(kernel: str, pooling: str) -> list[Table]:
 
 @pytest.mark.parametrize(
     ("kernel", "pooling", "between"),
-    each_once(FUSED, ["SUM", "NONE"], ["param_groups", "zero_grad", "step", "another forward pass"]),
+    each_once(FUSING, ["SUM", "NONE"], ["param_groups", "zero_grad", "step", "another forward pass"]),
 )
 def test_step_keeps_the_learning_rate_of_its_forward_pass(kernel: str, pooling: str, between: str) -> None:
     tables = tables_of(kernel, pooling)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts, Kernels
+from tests.ports import group_of_one
 from torch import nn
 
 from shardwright import (
@@ -71,23 +71,19 @@ class Backends:
 
 
 @pytest.fixture
-def group_of_one() -> Iterator[ShardingEnv]:
+def env_of_one() -> Iterator[ShardingEnv]:
     """An environment over a gloo group of this process alone."""
     plugins = {"loops": Kernels(), "backends": Backends(), "dense_part": dense_part}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with use_host(PluginHost(entry_points=(), plugins=plugins, environment={})):
-            yield ShardingEnv.from_process_group()
-    finally:
-        dist.destroy_process_group()
+    with group_of_one(), use_host(PluginHost(entry_points=(), plugins=plugins, environment={})):
+        yield ShardingEnv.from_process_group()
 
 
-def test_building_a_model_seeds_no_accelerator(group_of_one, monkeypatch):
+def test_building_a_model_seeds_no_accelerator(env_of_one, monkeypatch):
     """Each rank has seeded its own as it likes; seeded alike, all would drop out the same elements."""
     model, seeds = Model(ALONE, "meta"), []
     for accelerator in (torch.cuda, torch.xpu):
         monkeypatch.setattr(accelerator, "manual_seed_all", seeds.append)
-    wrapped(ALONE, group_of_one, model)
+    wrapped(ALONE, env_of_one, model)
     initialize(
         torch.empty(3, 2),
         EmbeddingBagConfig(3, 2, name="t", init_fn=torch.nn.init.normal_),
@@ -149,8 +145,8 @@ class Twice(nn.Module):
         return sum(self.over(bags(batch).values()) for bags in (self.first, *self.inner.values()))
 
 
-def test_keys_that_a_module_around_the_model_misses_have_the_names_of_its_state(group_of_one):
-    outer = nn.ModuleDict({"inner": wrapped(ALONE, group_of_one), "_model": nn.Linear(1, 1)})
+def test_keys_that_a_module_around_the_model_misses_have_the_names_of_its_state(env_of_one):
+    outer = nn.ModuleDict({"inner": wrapped(ALONE, env_of_one), "_model": nn.Linear(1, 1)})
     state = outer.state_dict()
     assert {name.partition(".")[0] for name in state} == {"inner", "_model"}
     found = outer.load_state_dict({}, strict=False)
@@ -159,12 +155,12 @@ def test_keys_that_a_module_around_the_model_misses_have_the_names_of_its_state(
     assert found.unexpected_keys == ["inner.over.more"]
 
 
-def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group_of_one):
+def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(env_of_one):
     torch.manual_seed(1)
     model = Twice(ALONE)
     expected = copy.deepcopy(model)
     sharded = DistributedModelParallel(
-        model, env=group_of_one, device="cpu", plan=plan_of(ALONE, "first", "inner.other"), sharders=[SHARDER]
+        model, env=env_of_one, device="cpu", plan=plan_of(ALONE, "first", "inner.other"), sharders=[SHARDER]
     )
     assert sharded.module.first is sharded.module.inner["again"]
     assert type(sharded.module.first).__name__ == "ShardedEmbeddingBagCollection"
@@ -186,18 +182,18 @@ def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
-def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(group_of_one, take):
-    sharded = wrapped(ALONE, group_of_one).module.bags[0]
+def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(env_of_one, take):
+    sharded = wrapped(ALONE, env_of_one).module.bags[0]
     with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its full_state_dict\(\)"):
         take(sharded)
 
 
-def test_plan_for_a_collection_that_is_left_alone_says_that_no_sharder_shards_it(group_of_one):
+def test_plan_for_a_collection_that_is_left_alone_says_that_no_sharder_shards_it(env_of_one):
     model = Model(ALONE)
     with pytest.raises(InvalidInputError, match=r"at 'bags\.0', and no sharder shards"):
         DistributedModelParallel(
             model,
-            env=group_of_one,
+            env=env_of_one,
             device="cpu",
             plan=plan_of(ALONE, "bags.0"),
             sharders=[LeaveAlone(model.bags[0]), SHARDER],

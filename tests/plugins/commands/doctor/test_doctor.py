@@ -112,12 +112,16 @@ def test_diagnose_explains_what_the_import_ends_with(failure: str, meaning: str)
     assert told.command.endswith(CPU_COMMAND)
 
 
-def write_fbgemm(folder: Path, version: str, source: str) -> None:
-    """An installation of FBGEMM in a folder, whose import does as `source` says."""
-    (folder / "fbgemm_gpu.py").write_text(source)
-    info = folder / f"fbgemm_gpu_cpu-{version}.dist-info"
+def write_distribution(folder: Path, name: str, version: str, module: str, source: str) -> None:
+    """An installation in a folder, of one module, whose import does as `source` says."""
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: fbgemm-gpu-cpu\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def write_fbgemm(folder: Path, version: str, source: str) -> None:
+    write_distribution(folder, "fbgemm-gpu-cpu", version, "fbgemm_gpu", source)
 
 
 def run(*arguments: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -187,10 +191,8 @@ def test_doctor_fbgemm_that_takes_its_process_down_is_told(tmp_path: Path) -> No
 def test_doctor_numba_that_cannot_be_imported_is_broken(
     tmp_path: Path, run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')\n")
-    info = tmp_path / "numba-0.60.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numba\nVersion: 0.60\n")
+    fails = "raise ImportError('Numba needs NumPy 2.2 or less')\n"
+    write_distribution(tmp_path, "numba", "0.60", "numba", fails)
     monkeypatch.delitem(sys.modules, "numba", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     done = run_doctor(json=True)
@@ -267,13 +269,8 @@ def test_doctor_tells_a_build_for_cuda_where_there_is_no_gpu(
 
 
 def test_doctor_torch_that_cannot_be_imported_is_the_one_thing_broken(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(
-        "raise ImportError('libtorch_cpu.so: undefined symbol: x')\n"
-    )
-    info = tmp_path / "torch-2.13.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    fails = "raise ImportError('libtorch_cpu.so: undefined symbol: x')\n"
+    write_distribution(tmp_path, "torch", "2.13.0", "torch", fails)
     done = run("-m", "shardwright", "doctor", "--json", path=tmp_path, SHARDWRIGHT_INPUT_CHECKS="off")
     found = findings(done)
     assert done.returncode == 1

@@ -54,10 +54,13 @@ class OffByOne(sw.RowMap):
 
 
 class OffByOneRows(sw.ShardingType):
+    """A part of the rows on each rank."""
+
     name, abbreviation, row_maps = "off_by_one_rows", "OBO", (OffByOne,)
+    made_by: Any = OffByOne
 
     def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
-        rows = OffByOne(table.num_embeddings, topology.world_size)
+        rows = self.made_by(table.num_embeddings, topology.world_size)
         yield sw.Layout(sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows))
 
 
@@ -92,14 +95,10 @@ class AlternatingRanks(sw.ShardingType):
         yield sw.Layout([sw.Block(table.all_rows, table.all_columns, rank)])
 
 
-class UnlistedMap(sw.ShardingType):
+class UnlistedMap(OffByOneRows):
     """A right row map that no plan can be read back with."""
 
-    name, abbreviation, row_maps = "unlisted_map", "ULM", ()
-
-    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
-        rows = sw.RowsModulo(table.num_embeddings, parts=topology.world_size)
-        yield sw.Layout(sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows))
+    name, abbreviation, row_maps, made_by = "unlisted_map", "ULM", (), sw.RowsModulo
 
 
 @attrs.frozen
@@ -130,16 +129,12 @@ class CountedRows(ListedRows):
         return len(range(part, self.num_rows, self.num_parts))
 
 
-class ListsRows(sw.ShardingType):
-    name, abbreviation, row_maps = "lists_rows", "LST", (ListedRows,)
-
-    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
-        rows = self.row_maps[0](table.num_embeddings, topology.world_size)  # type: ignore[call-arg]
-        yield sw.Layout(sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows))
+class ListsRows(OffByOneRows):
+    name, abbreviation, row_maps, made_by = "lists_rows", "LST", (ListedRows,), ListedRows
 
 
-class ListsNeighbours(ListsRows):
-    name, abbreviation, row_maps = "lists_neighbours", "LSN", (CountedRows,)
+class ListsNeighbours(OffByOneRows):
+    name, abbreviation, row_maps, made_by = "lists_neighbours", "LSN", (CountedRows,), CountedRows
 
 
 # --- compute kernels ------------------------------------------------------------------------------------------------

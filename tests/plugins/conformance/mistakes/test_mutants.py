@@ -317,6 +317,10 @@ def methods_of(kit: str) -> list[str]:
 def test_mutant_fails_the_kit_with_a_message_that_says_what_is_wrong(
     mutant: Any, kit: str, test: str, message: str
 ) -> None:
+    assert_fails_the_kit(mutant, kit, test, message)
+
+
+def assert_fails_the_kit(mutant: Any, kit: str, test: str, message: str) -> None:
     failure = failure_of(kit, test, mutant())
     assert mutant.name in failure
     assert re.search(message, failure), failure

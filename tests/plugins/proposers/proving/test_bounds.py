@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, Whole, make_host
 from tests.drawn import drawn
+from tests.plugins.proposers.spaces import best_by_trying_all
 
 from shardwright import (
     Block,
@@ -24,7 +23,6 @@ from shardwright.host import host, use_host
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import estimate_costs
 from shardwright.planning.proofs import why_unproven
-from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints
 from shardwright_plugins.proposers.proving.bounds.prover import Prover
 from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
@@ -76,19 +74,6 @@ def prover_of(space):
     prover = Prover(Relaxation(space), Watch())
     prover.begin()
     return prover
-
-
-def best_by_trying_all(space):
-    """The least largest time over all options and ranks; infinite if nothing fits."""
-    best, world_size = np.inf, len(space.capacity_bytes)
-    choices = [space.options.of_table(table) for table in space.options.distinct_table.tolist()]
-    for proposal in product(*choices):
-        shards = propose(space, np.array(proposal))
-        for ranks in product(range(world_size), repeat=len(shards)):
-            placed = np.array(ranks, dtype=np.int64)
-            if (shards.used_bytes(placed) <= shards.capacity_bytes).all():
-                best = min(best, float(shards.loads_ms(placed).max()))
-    return best
 
 
 @drawn(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import attrs
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import MIB, three_sizes
+from tests.programs import printed_by
 
 from shardwright import EmbeddingShardingPlanner, ParameterConstraints, Placed, TableSpec, Topology, Watch
 from shardwright.planning.search.placement import propose
@@ -142,4 +140,4 @@ before = before or "numpy.ma" in sys.modules  # what is around it
 sorted_rows(np.eye(3))
 assert ("numpy.ma" in sys.modules) == before
 """
-    subprocess.run([sys.executable, "-c", source], check=True)
+    printed_by("-c", source)

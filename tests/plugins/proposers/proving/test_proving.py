@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from itertools import product
 
 import attrs
 import numpy as np
@@ -15,7 +12,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import prover_of
-from tests.plugins.proposers.spaces import costed
+from tests.plugins.proposers.spaces import all_plans, costed
+from tests.programs import printed_by
 
 from shardwright import (
     EmbeddingShardingPlanner,
@@ -26,7 +24,6 @@ from shardwright import (
     Watch,
 )
 from shardwright.host import host
-from shardwright.planning.arrays import FREE
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
@@ -108,16 +105,7 @@ print(json.dumps([data["objective"], data["modules"]], sort_keys=True))
 
 @pytest.mark.slow
 def test_proving_plan_is_the_same_under_any_hash_seed():
-    plans = [
-        subprocess.run(
-            [sys.executable, "-c", _SCRIPT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "42")
-    ]
+    plans = [printed_by("-c", _SCRIPT, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "42")]
     assert len(set(plans)) == 1
     assert json.loads(plans[0])[0]["value_ms"] > 0
 
@@ -176,27 +164,21 @@ def space_under_rules(shapes, asked, *, ranks, kib, local=None, types=("table_wi
     return attrs.evolve(space, rules=found)
 
 
-def plain_of(space):
-    """The space in which rules are resources, and what no plan in it is faster than."""
-    return ruled_space(Search(space, Effort(), Watch()), space.rules)
-
-
 def best_of_all(space):
     """The least value of all plans that keep the rules; infinite if there is none."""
-    options, best = space.options, np.inf
-    for chosen in product(*(options.of_table(int(table)) for table in options.distinct_table)):
-        shards = propose(space, np.array(chosen))
-        assert (shards.rank == FREE).all()
-        for ranks in product(range(len(space.capacity_bytes)), repeat=len(shards)):
-            places = np.array(ranks)
-            if (shards.used_bytes(places) > space.capacity_bytes).any():
-                continue
-            used = {}
-            for table, rank in zip(shards.table.tolist(), ranks, strict=True):
-                used.setdefault(table, set()).add(rank)
-            if space.rules is None or not space.rules.broken(used):
-                best = min(best, shards.loads_ms(places).max())
-    return best
+    times = (
+        shards.loads_ms(ranks).max()
+        for shards, ranks in all_plans(space)
+        if space.rules is None or not space.rules.broken(ranks_of_tables(shards, ranks))
+    )
+    return min(times, default=np.inf)
+
+
+def ranks_of_tables(shards, ranks):
+    used = {}
+    for table, rank in zip(shards.table.tolist(), ranks.tolist(), strict=True):
+        used.setdefault(table, set()).add(rank)
+    return used
 
 
 ASKED = st.fixed_dictionaries(
@@ -302,4 +284,5 @@ def test_proving_tables_kept_together_share_a_rank_where_only_some_fit_its_devic
     assert len({rank for sharding in made.values() for rank in sharding.ranks}) == 1
     kernels = [sharding.compute_kernel for sharding in made.values()]
     assert kernels.count("fused") == 2
-    assert plain_of(made_by.report.space) is not None
+    space = made_by.report.space
+    assert ruled_space(Search(space, Effort(), Watch()), space.rules) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -253,3 +254,12 @@ def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(pla
             ),
             2,
         )
+
+
+def test_model_with_tables_of_torch_alone_is_warned_of_unless_sharders_are_given():
+    env, model = ShardingEnv.local(), nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
+    with pytest.warns(RuntimeWarning, match="Embedding"):
+        assert DistributedModelParallel(model, env, "cpu").plan == ShardingPlan({})
+    with warnings.catch_warnings(action="error"):
+        DistributedModelParallel(model, env, "cpu", sharders=[])
+        DistributedModelParallel(model[1], env, "cpu")

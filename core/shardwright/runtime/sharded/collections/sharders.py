@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -90,6 +91,20 @@ def collect_tables(
         for path, child, sharder in shardable_modules(module, sharders)
         for table in sharder.tables(child, path)
     ]
+
+
+def warn_of_plain_tables(module: nn.Module) -> None:
+    """Warn of torch's own tables in a model that has no collection: nobody shards them."""
+    plain = {
+        type(own).__name__ for own in module.modules() if isinstance(own, nn.Embedding | nn.EmbeddingBag)
+    }
+    if plain:
+        warnings.warn(
+            f"no table of the model is sharded: every rank has all of each {' and '.join(sorted(plain))} of torch. "
+            "Take EmbeddingBagCollection or EmbeddingCollection: `shardwright docs two_ranks` shows how",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
 
 def replaced(

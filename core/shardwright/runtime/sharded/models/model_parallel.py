@@ -31,6 +31,7 @@ from shardwright.runtime.sharded.collections.sharders import (
     collect_tables,
     default_sharders,
     replaced,
+    warn_of_plain_tables,
 )
 from shardwright.runtime.sharded.tables.data_parallel import DefaultDataParallelWrapper, leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import initialise
@@ -144,7 +145,7 @@ class DistributedModelParallel(nn.Module):
         update: Update | None = None,
         sync_module_states: bool = False,
     ) -> None:
-        sharders = default_sharders() if sharders is None else list(sharders)
+        given, sharders = sharders, default_sharders() if sharders is None else list(sharders)
         if update is not None:
             sharders = [sharder.updating(update) for sharder in sharders]
         if sync_module_states:
@@ -152,12 +153,11 @@ class DistributedModelParallel(nn.Module):
         if plan is None:
             from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
-            plan = (
-                EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
-                if collect_tables(module, sharders)
-                else ShardingPlan({})
-            )
-        self.plan = plan
+            if collect_tables(module, sharders):
+                plan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
+            elif given is None:
+                warn_of_plain_tables(module)
+        self.plan = plan or ShardingPlan({})
         self.check_plan(self.plan)
         self._model = replaced(module, sharders, self.plan, self.env, self.device, self.sharded_modules)
         initialise(self._model, self.sharded_modules, self.env, self.device)

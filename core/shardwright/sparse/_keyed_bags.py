@@ -22,6 +22,9 @@ from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 NAME = "KeyedJaggedTensor"
 
 
+_NO_VERSION = -1
+
+
 class KeyedBags(Jagged):
     """Bags of several keys, key after key, and the number of examples and of values of each key.
 
@@ -29,8 +32,8 @@ class KeyedBags(Jagged):
     """
 
     __slots__ = (
+        "_checked_at",
         "_index_per_key",
-        "_is_checked",
         "_keys",
         "_length_per_key",
         "_offset_per_key",
@@ -44,7 +47,7 @@ class KeyedBags(Jagged):
     _index_per_key: dict[str, int] | None
     _length_per_key: list[int] | None
     _offset_per_key: list[int] | None
-    _is_checked: bool
+    _checked_at: tuple[int, int] | None
 
     def _take_known(
         self,
@@ -169,21 +172,44 @@ class KeyedBags(Jagged):
             InvalidInputError: Something is wrong; the text gives the numbers.
         """
         super().validate()
-        self._is_checked = True
+        self._checked_at = self._versions()
 
     def _check_once(self) -> None:
-        """Check the contents on a CPU, which construction has left out, unless that was done.
+        """Check the contents on a CPU, which construction has left out, unless that was done and they are as they were.
+
+        What was derived from lengths or offsets that were written since, as by a loader that fills its tensors again,
+        is forgotten.
 
         Raises:
             InvalidInputError: Lengths or offsets do not fit the values.
         """
-        if not self._was_checked and self._values.is_cpu and not torch.compiler.is_exporting():
-            self._check_content()
-            self._is_checked = True
+        if not self._values.is_cpu or torch.compiler.is_exporting():
+            return
+        checked = getattr(self, "_checked_at", None)  # batches of TorchScript have none
+        lengths, offsets = now = self._versions()
+        if checked is not None:
+            if checked[0] not in (_NO_VERSION, lengths):
+                self._offsets = None
+            elif checked[1] not in (_NO_VERSION, offsets):
+                self._lengths = None
+            else:
+                return
+        self._length_per_key = self._offset_per_key = None
+        self._check_content()
+        self._checked_at = now
 
-    @property
-    def _was_checked(self) -> bool:
-        return getattr(self, "_is_checked", False)  # TorchScript's batches have no such attribute
+    def _versions(self) -> tuple[int, int]:
+        """The numbers by which torch counts writes to lengths and to offsets."""
+        lengths, offsets = self._lengths, self._offsets
+        if torch.compiler.is_compiling():
+            return _NO_VERSION, _NO_VERSION
+        try:
+            return (
+                _NO_VERSION if lengths is None else lengths._version,
+                _NO_VERSION if offsets is None else offsets._version,
+            )
+        except RuntimeError:  # made in inference_mode, where torch counts none
+            return _NO_VERSION, _NO_VERSION
 
     def late_problem(self) -> str:
         """The reason why lengths or offsets do not fit the values, on a CPU; empty if they do."""

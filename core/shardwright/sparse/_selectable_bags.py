@@ -59,7 +59,7 @@ class SelectableBags(KeyedBags):
         self._keys, self._stride, self._variable = keys, stride, variable
         self._values, self._columns, self._lengths, self._offsets = values, columns or {}, lengths, offsets
         self._length_per_key, self._index_per_key = length_per_key, index_per_key
-        self._offset_per_key, self._is_checked = None, is_checked
+        self._offset_per_key, self._checked_at = None, self._versions() if is_checked else None
         return self
 
     @checked
@@ -179,7 +179,7 @@ class SelectableBags(KeyedBags):
             length_per_key=self._length_per_key,
             index_per_key=self._index_per_key,
             variable=self._variable,
-            is_checked=self._was_checked,
+            is_checked=self._checked_at is not None,
         )
 
     def _map(self, function: Callable[[Tensor], Any]) -> Self:

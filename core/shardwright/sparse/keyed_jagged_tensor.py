@@ -112,7 +112,7 @@ class KeyedJaggedTensor(SelectableBags):
             self._columns = _foreign.as_columns(NAME, weights, columns)
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
             self._offsets = None if offsets is None else _validation.as_indices(NAME, "offsets", offsets)
-            self._is_checked = False
+            self._checked_at = None
             self._length_per_key = self._offset_per_key = None
             self._variable = _variable_stride.read(
                 self._keys, self._num_bags(), stride_per_key_per_rank, stride_per_key, inverse_indices

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(313, 258), (343, 308), (314, 258), (283, 245), (491, 464)],
+        [(316, 258), (346, 308), (317, 258), (286, 245), (500, 466)],
         strict=True,
     )
 )

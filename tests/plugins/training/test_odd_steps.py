@@ -120,3 +120,50 @@ def test_step_keeps_the_learning_rate_of_its_forward_pass(kernel: str, pooling: 
                 torch.testing.assert_close(
                     weights[name], weight.detach(), msg=lambda text, name=name: f"{name}: {text}"
                 )
+
+
+@pytest.mark.parametrize("kind", sharding_types())
+def test_batch_of_one_id_that_is_an_element_of_a_column_is_looked_up(kind: str) -> None:
+    case = Case([Table(9, 8, ("a",), "SUM", kind, "fused_torch")], (1, 1), is_weighted=True)
+    ids, weights, lengths = (
+        torch.ones(3, 3, dtype=own)[:1, 1] for own in (torch.int64, torch.float32, torch.int32)
+    )
+    features = sw.KeyedJaggedTensor(["a"], ids, weights, lengths=lengths)
+
+    def look_up(env: sw.ShardingEnv) -> torch.Tensor:
+        found: torch.Tensor = shard_case(case, env, case.module())(features).values()
+        return found.detach()
+
+    for found in run_simulated(look_up, 2):
+        torch.testing.assert_close(found, case.module()(features).values().detach())
+
+
+@pytest.mark.parametrize("given", ["lengths", "offsets"])
+@pytest.mark.parametrize("kind", ["table_wise", "data_parallel", "unsharded"])
+def test_batch_that_is_filled_again_is_looked_up_as_it_is_now_or_refused(kind: str, given: str) -> None:
+    case = Case([Table(9, 8, ("a", "b"), "MEAN", kind, "fused_torch")], (2, 2))
+
+    def filled(*lengths: int) -> torch.Tensor:
+        made = torch.tensor(lengths)
+        return made if given == "lengths" else torch.cat([made[:0].new_zeros(1), made.cumsum(0)])
+
+    def batch_of(sizes: torch.Tensor) -> sw.KeyedJaggedTensor:
+        return sw.KeyedJaggedTensor(["a", "b"], torch.tensor([0, 8, 3, 1, 2]), **{given: sizes})
+
+    def look_up_again(module: Any) -> torch.Tensor:
+        features = batch_of(sizes := filled(1, 0, 3, 1))
+        first: torch.Tensor = module(features).values().detach()
+        sizes.copy_(filled(2, 2, 0, 1))
+        found = torch.stack([first, module(features).values().detach()])
+        assert (features.length_per_key(), features.lengths().tolist()) == ([4, 1], [2, 2, 0, 1])
+        sizes.copy_(filled(2, 2, 0, 500))
+        with raises(sw.InvalidInputError):
+            module(features)
+        return found
+
+    wanted = [case.module()(batch_of(filled(*own))).values() for own in ((1, 0, 3, 1), (2, 2, 0, 1))]
+    sharded = [look_up_again(case.module())]
+    if kind != "unsharded":
+        sharded = run_simulated(lambda env: look_up_again(shard_case(case, env, case.module())), 2)
+    for found in sharded:
+        torch.testing.assert_close(found, torch.stack(wanted).detach())

@@ -67,7 +67,7 @@ class Cells:
 
 
 _ByRow: TypeAlias = tuple[Share, Ints, Any, Ints, Any, Any]
-"""A share of the blocks, and its ids sorted by rows; see :func:`_sort_loops.sort_ids`."""
+"""A share of the blocks, its ids sorted by rows, see :func:`_sort_loops.sort_ids`, and room for a row's gradient."""
 
 
 def _sorted_by_row(geometry: Geometry, cells: Cells, places: Ints, share: Share) -> _ByRow:
@@ -75,12 +75,11 @@ def _sorted_by_row(geometry: Geometry, cells: Cells, places: Ints, share: Share)
     most, ends = int(cells.first_id[-1]), np.empty(share[1] - share[0], np.int64)
     rows, starts = np.empty(most, np.int32), np.empty(most, np.int64)
     factors = np.empty(most if cells.id_weights.size else 0, np.float32)
-    by_row = share, ends, rows, starts, factors, np.empty(geometry.widest_gradient, np.float32)
     sorts.sort_ids(
-        geometry.blocks, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id,
-        places, by_row,
+        geometry.blocks, share, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags,
+        cells.first_id, places, ends, rows, starts, factors,
     )  # fmt: skip
-    return by_row
+    return share, ends, rows, starts, factors, np.empty(geometry.widest_gradient, np.float32)
 
 
 _NO_LENGTHS = np.empty(0, np.int32)
@@ -136,10 +135,12 @@ class FusedNumbaLookup(Lookup):
         optimizer, numbers, first, second = self._update.arguments(
             self._learning_rate, self._num_steps, self._states
         )
-        update = partial(
-            self._update.loops.update, optimizer, numbers, weights, first, second, geometry.blocks,
-            gradients, np.float32(scale),
-        )  # fmt: skip
+
+        def update(by_row: _ByRow) -> None:
+            self._update.loops.update(
+                optimizer, numbers, weights, first, second, geometry.blocks, gradients, np.float32(scale), *by_row,
+            )  # fmt: skip
+
         in_threads(update, self._by_row(saved))
         return ()
 

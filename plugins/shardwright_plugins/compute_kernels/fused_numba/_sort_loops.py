@@ -129,6 +129,7 @@ def _sort_keys(keys: Any, room: Any, count: int, highest: int, ends: Any) -> Any
 @compiled_loop
 def sort_ids(
     blocks: Any,
+    share: Any,
     num_slots: int,
     ids: Any,
     id_weights: Any,
@@ -136,12 +137,16 @@ def sort_ids(
     bags: Any,
     first_id: Any,
     places: Any,
-    by_row: Any,
+    ends: Any,
+    rows: Any,
+    starts: Any,
+    factors: Any,
 ) -> None:
     """Sort the ids of some blocks by rows.
 
     Args:
         blocks: places of the blocks, ``[K, 7]``, see :func:`update`.
+        share: first block, block after the last, number of the part of each block's rows, and number of parts.
         num_slots: ``S``.
         ids: row numbers, ``[N]``.
         id_weights: weight of each id, ``[N]``, or empty.
@@ -149,12 +154,11 @@ def sort_ids(
         bags: number of bags of each cell, ``[W * S]``.
         first_id: first id of each cell, made by :func:`first_ids`.
         places: places of the cells in the gradients, ``[W * S, 3]``, see :func:`look_up`.
-        by_row: the share: first block, block after the last, number of the part of each block's rows, and number of
-            parts; and arrays that receive, for each block of the share, the number of ids up to its end; the row of
-            each id, block after block, rising, int32; the start of each id's gradient; and the weight of each id, if
-            ``id_weights`` has any. Last, room for the sum of a row's gradients, which :func:`update` writes.
+        ends: receives, for each block of the share, the number of ids up to its end.
+        rows: receives the row of each id, block after block, rising; int32.
+        starts: receives the start of each id's gradient.
+        factors: receives the weight of each id, if ``id_weights`` has any.
     """
-    share, ends, rows, starts, factors, _ = by_row
     # Room for all ids in each block: pages that no block writes take no memory.
     most = first_id[first_id.shape[0] - 1]
     # Among many sources most have no ids; the blocks do not each look for those that do.

@@ -108,7 +108,12 @@ def update(
     blocks: Any,
     gradients: int,
     scale: Any,
-    by_row: Any,
+    share: Any,
+    ends: Any,
+    rows: Any,
+    starts: Any,
+    factors: Any,
+    room: Any,
 ) -> None:
     """Update every row of some blocks that a bag had, once.
 
@@ -124,9 +129,13 @@ def update(
             among those of the gradient, and first row among all blocks' rows, ``[K, 7]``.
         gradients: address of the flat gradients.
         scale: factor of the gradients.
-        by_row: a share of the blocks and its ids sorted by rows, see :func:`sort_ids`.
+        share: first block, block after the last, number of the part of each block's rows, and number of parts.
+        ends: number of ids up to the end of each block of the share, written by :func:`sort_ids`.
+        rows: row of each id, rising in each block, written by :func:`sort_ids`.
+        starts: start of each id's gradient in ``gradients``, written by :func:`sort_ids`.
+        factors: weight of each id, written by :func:`sort_ids`; empty if all are 1.
+        room: memory for the sum of a row's gradients, as wide as the widest ``C``.
     """
-    share, ends, rows, starts, factors, room = by_row
     index, total = 0, room.ctypes.data
     for block in range(share[0], share[1]):
         base, dim, own = blocks[block, 2], blocks[block, 3], blocks[block, 4]

@@ -380,5 +380,5 @@ def _in_a_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values in a dtype and contiguous, so that they may be viewed as bytes."""
     if tensor.dtype is not dtype:  # to ask takes a twentieth of the time that a conversion to the same does
         tensor = tensor.to(dtype)
-    # An empty tensor may have a stride of 0 (numpy makes such), which torch calls contiguous but does not view.
-    return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)
+    # Of one element, or none, any stride is contiguous to torch, which then does not view the tensor in another dtype.
+    return tensor.contiguous() if tensor.numel() > 1 else tensor.clone(memory_format=torch.contiguous_format)

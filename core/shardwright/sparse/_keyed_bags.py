@@ -177,26 +177,33 @@ class KeyedBags(Jagged):
     def _check_once(self) -> None:
         """Check the contents on a CPU, which construction has left out, unless that was done and they are as they were.
 
-        What was derived from lengths or offsets that were written since, as by a loader that fills its tensors again,
-        is forgotten.
-
         Raises:
             InvalidInputError: Lengths or offsets do not fit the values.
         """
         if not self._values.is_cpu or torch.compiler.is_exporting():
             return
+        if not self._was_checked():
+            self._length_per_key = self._offset_per_key = None
+            self._check_content()
+            self._checked_at = self._versions()
+
+    def _was_checked(self) -> bool:
+        """True if the contents were checked, and are as they were; else what was derived from them is forgotten.
+
+        A loader that fills its tensors again writes lengths or offsets.
+        """
         checked = getattr(self, "_checked_at", None)  # batches of TorchScript have none
-        lengths, offsets = now = self._versions()
-        if checked is not None:
-            if checked[0] not in (_NO_VERSION, lengths):
-                self._offsets = None
-            elif checked[1] not in (_NO_VERSION, offsets):
-                self._lengths = None
-            else:
-                return
-        self._length_per_key = self._offset_per_key = None
-        self._check_content()
-        self._checked_at = now
+        if checked is None:
+            return False
+        lengths, offsets = self._versions()
+        if checked[0] not in (_NO_VERSION, lengths):
+            self._offsets = None
+        elif checked[1] not in (_NO_VERSION, offsets):
+            self._lengths = None
+        else:
+            return True
+        self._length_per_key = self._offset_per_key = self._checked_at = None
+        return False
 
     def _versions(self) -> tuple[int, int]:
         """The numbers by which torch counts writes to lengths and to offsets."""

@@ -93,7 +93,7 @@ class SelectableBags(KeyedBags):
             InvalidInputError: A position is out of range.
         """
         _keyed_validation.check_permutation(indices, len(self._keys), indices_tensor)
-        counts, used, weights = self._counts(), self._used(), None
+        used, counts, weights = self._used(), self._counts(), None
         if self._variable is not None:
             lengths = _ops.permute_runs(self.lengths(), indices, self._variable.per_key)
             values = _ops.permute_runs(used._values, indices, counts)
@@ -139,7 +139,7 @@ class SelectableBags(KeyedBags):
         """
         if self._variable is not None or not compute_offsets:
             return {key: self._run(i, i + 1)._only() for i, key in enumerate(self._keys)}
-        counts, lengths, used = self._counts(), self._lengths_by_key(), self._used()
+        used, counts, lengths = self._used(), self._counts(), self._lengths_by_key()
         offsets = _ops.offsets_from_lengths(lengths, self._values.shape[0])
         split = {name: column.split(counts) for name, column in used._columns.items()}
         parts = zip(used._values.split(counts), lengths.unbind(), offsets.unbind(), strict=True)
@@ -179,10 +179,11 @@ class SelectableBags(KeyedBags):
             length_per_key=self._length_per_key,
             index_per_key=self._index_per_key,
             variable=self._variable,
-            is_checked=self._checked_at is not None,
+            is_checked=self._was_checked(),
         )
 
     def _map(self, function: Callable[[Tensor], Any]) -> Self:
+        self._was_checked()  # else what was derived from lengths that were written would be taken over
         mapped = super()._map(function)
         mapped._variable = self._variable and self._variable.mapped(function)
         return mapped

@@ -90,6 +90,25 @@ def test_sync_and_unsync_remember_and_forget_the_counts() -> None:
     assert kjt.offset_per_key_or_none() is None
 
 
+@pytest.mark.parametrize("given", ["lengths", "offsets"])
+@pytest.mark.parametrize("take", ["permute", "split", "to", "concat", "to_dict"])
+def test_what_is_taken_of_a_batch_that_was_filled_again_has_its_bags_of_now(given: str, take: str) -> None:
+    numbers = {"lengths": ([1, 0, 3, 1], [2, 2, 0, 1]), "offsets": ([0, 1, 1, 4, 5], [0, 2, 4, 4, 5])}
+    before, now = map(torch.tensor, numbers[given])
+    kjt = KeyedJaggedTensor(["a", "b"], torch.arange(5), **{given: before})
+    assert lists(kjt) == {"a": [[0], []], "b": [[1, 2, 3], [4]]}
+    assert (kjt.length_per_key(), len(kjt.lengths()), len(kjt.offsets())) == ([1, 4], 4, 5)
+    before.copy_(now)
+    takes = {
+        "permute": lambda: kjt.permute([1, 0]),
+        "split": lambda: KeyedJaggedTensor.concat(kjt.split([1, 1])),
+        "to": lambda: kjt._map(torch.clone),
+        "concat": lambda: KeyedJaggedTensor.concat([kjt]),
+        "to_dict": lambda: kjt,
+    }
+    assert lists(takes[take]()) == {"a": [[0, 1], [2, 3]], "b": [[], [4]]}
+
+
 def test_accessors_give_copies_that_may_be_changed() -> None:
     kjt = keyed({"a": [[1]]}, 1)
     for give in (kjt.keys, kjt.length_per_key, kjt.offset_per_key, kjt.index_per_key):

@@ -22,8 +22,9 @@ from shardwright.sparse._validation import NoTensor
 class Jagged(NoTensor, abc.ABC):
     """Values, columns beside them (weights are one), and the bags they fall into, as lengths or as offsets.
 
-    The one of lengths and offsets that was not given is derived on first use, and kept. Tensors given are
-    kept as they are, not copied, and must not be changed in place.
+    The one of lengths and offsets that was not given is derived on first use, and kept. Tensors given are kept as they
+    are, not copied. Before a lookup on a CPU a keyed tensor derives again what follows from lengths or offsets that
+    torch wrote since; a `JaggedTensor` does not.
     """
 
     __slots__ = ("_columns", "_lengths", "_offsets", "_values")

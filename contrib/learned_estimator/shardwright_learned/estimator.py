@@ -54,7 +54,8 @@ class LearnedEstimator(sw.Estimator):
                 `random_state`, so that the same measurements make the same plan.
 
         Raises:
-            InvalidInputError: There are no measurements, or they do not go together; or the regressor is none.
+            InvalidInputError: There are no measurements, or they do not go together; or the regressor is not one of
+                scikit-learn's.
         """
         return cls(Model.fit(measurements, regressor))
 

@@ -43,7 +43,7 @@ class Model:
 
         Raises:
             InvalidInputError: There are no measurements, or a kernel's do not all have the same phases; or the
-                regressor is none.
+                regressor is not one of scikit-learn's.
         """
         from sklearn.base import clone
         from sklearn.linear_model import LinearRegression

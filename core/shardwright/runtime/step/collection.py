@@ -140,7 +140,7 @@ class FeatureBatch:
     def of_means(self) -> Tensor:
         """The factor of each bag's sum in its mean, ``1 / max(ids of the bag, 1)``: ``[F, B]`` float32.
 
-        The backward pass reads them again, when the caller may have filled the memory of the lengths anew.
+        They are kept for the backward pass: by then the caller may have filled the memory of the lengths again.
         """
         return self.lengths.clamp(min=1).float().reciprocal_()
 
